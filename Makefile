@@ -1,0 +1,65 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+# Tiny models are a hundred times slower with several threads; nothing is fetched from a model hub.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE := 1
+export TRANSFORMERS_OFFLINE := 1
+export HF_DATASETS_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make setup  the environment in $(VENV), with the versions of constraints.txt"
+	@echo "make demo   validates transformers and trl on tiny:qwen3 with the sample data"
+	@echo "make test   the test suite, in parallel"
+	@echo "make lint   ruff, mypy --strict, import contracts"
+	@echo "make clean  removes $(VENV)"
+
+setup: $(STAMP)
+
+# The stamp is newer than what it was made from, so a second run does nothing.
+$(STAMP): constraints.txt pyproject.toml capture/pyproject.toml
+	@has_pip() { $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
+	if ! has_pip; then \
+	  for name in $${PYTHON:-} python3.11 python3.12 python3.13 python3; do \
+	    if "$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      echo "making $(VENV) with $$("$$name" --version)"; \
+	      "$$name" -m venv --clear $(VENV); \
+	      break; \
+	    fi; \
+	  done; \
+	fi; \
+	if ! has_pip; then \
+	  echo "make setup: no Python 3.11 or newer with venv was found; install one (on Debian: python3 python3-venv)," \
+	    "or name it: make setup PYTHON=/path/to/python." >&2; \
+	  exit 1; \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./capture -e '.[dev]'
+	@touch $@
+
+# Both tables are shown before the exit code of the first failure is passed on.
+demo: setup
+	@code=0; \
+	$(BIN)/plumbline validate --local --framework transformers --model tiny:qwen3 --data gsm8k_sample || code=$$?; \
+	echo; \
+	$(BIN)/plumbline validate --local --framework trl --model tiny:qwen3 --data tulu3_sample || code=$$?; \
+	exit $$code
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV)

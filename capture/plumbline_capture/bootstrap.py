@@ -1,0 +1,59 @@
+"""Start the recorder in this process: it waits for the imports of torch and of the trainer, then installs its hooks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from types import ModuleType
+from typing import NoReturn
+
+from plumbline_capture.posthook import after_import
+from plumbline_capture.settings import Settings, read_environment
+
+PRELOAD_FAILED = 70
+"""exit code of a process whose preload file failed (EX_SOFTWARE of sysexits.h)"""
+
+
+def start() -> None:
+    """Wait for torch; called once, by `sitecustomize`, in every process below the launcher."""
+    settings = read_environment()
+    if settings is not None:
+        after_import("torch", lambda torch: _on_torch(settings))
+
+
+def _on_torch(settings: Settings) -> None:
+    try:
+        from plumbline_capture.install import install
+
+        install(settings)
+    except Exception:  # the training goes on without a record; the manifest will say that no step was seen
+        sys.stderr.write("plumbline-capture: the recorder could not be installed, the run goes on without it\n")
+        traceback.print_exc()
+    for position, path in enumerate(settings.preload):
+        try:
+            _run_preload(path, name=f"plumbline_preload_{position}")
+        except Exception:
+            _abort(path)
+
+
+def _run_preload(path: str, *, name: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path}: not a Python file; give one that defines install().")
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    module.install()
+
+
+def _abort(path: str) -> NoReturn:
+    """End the process: a run that lacks what the preload was to do would be judged as if it had it.
+
+    An exception would not do: frameworks import torch inside `try` to learn whether it is there.
+    """
+    sys.stderr.write(f"plumbline-capture: preload file {path} failed, the process ends with code {PRELOAD_FAILED}\n")
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(PRELOAD_FAILED)

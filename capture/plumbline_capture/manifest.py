@@ -1,0 +1,76 @@
+"""Merge what each rank recorded into the capture's manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+from plumbline_capture import __version__
+from plumbline_capture.format import FORMAT, VERSION, Missing, utc_now, write_json
+from plumbline_capture.settings import Settings
+
+
+def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_code: int, started: str) -> None:
+    """Write `manifest.json` of a capture directory from its ranks' files, and take those away."""
+    parts, missing = _read_parts(out)
+    recorded = [part for part in parts if part["steps"]]
+    for part in parts:
+        missing.extend(Missing(**note) for note in part["missing"])
+    for part in recorded:
+        missing.extend(_lost_files(out, part))
+        missing.extend(_steps_not_reached(settings, part))
+    if not recorded:
+        why = "no optimizer step of a torch model was seen in any process of the command"
+        missing.append(Missing(rank=None, step=None, what="step", why=why))
+    manifest: Dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "recorder": {
+            "version": __version__,
+            "mode": settings.mode,
+            "steps": list(settings.steps),
+            "modules": settings.modules,
+        },
+        "command": command,
+        "exit_code": exit_code,
+        "started": started,
+        "finished": utc_now(),
+        "world_size": len(recorded),
+        "missing": [dataclasses.asdict(note) for note in missing],
+        "environment": recorded[0]["environment"] if recorded else None,
+        "ranks": [{key: part[key] for key in ("rank", "local_rank", "pid", "steps")} for part in recorded],
+        "files": [file for part in recorded for file in part["files"]],
+        "tensors": [entry for part in recorded for entry in part["tensors"]],
+    }
+    write_json(out / "manifest.json", manifest)
+    for leftover in [*out.glob("rank*.json"), *out.glob(".*.tmp-*")]:
+        leftover.unlink(missing_ok=True)
+
+
+def _read_parts(out: Path) -> "tuple[List[Dict[str, Any]], List[Missing]]":
+    parts: List[Dict[str, Any]] = []
+    missing: List[Missing] = []
+    for path in sorted(out.glob("rank*.json")):
+        try:
+            parts.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:  # claimed, and the process ended before it wrote anything
+            missing.append(Missing(rank=int(path.stem[4:9]), step=None, what="step", why="its process ended before"))
+    return sorted(parts, key=lambda part: int(part["rank"])), missing
+
+
+def _lost_files(out: Path, part: Dict[str, Any]) -> List[Missing]:
+    return [
+        Missing(rank=part["rank"], step=file["step"], what=file["path"], why="the file is gone or was cut short")
+        for file in part["files"]
+        if not (out / file["path"]).is_file() or (out / file["path"]).stat().st_size != file["bytes"]
+    ]
+
+
+def _steps_not_reached(settings: Settings, part: Dict[str, Any]) -> List[Missing]:
+    reached = {record["step"] for record in part["steps"]}
+    why = "the command ended before this step was recorded"
+    return [
+        Missing(rank=part["rank"], step=step, what="step", why=why) for step in settings.steps if step not in reached
+    ]

@@ -1,0 +1,54 @@
+"""What the launcher asks of the recorder; it travels to every process in one environment variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Optional, Tuple
+
+VARIABLE = "PLUMBLINE_CAPTURE"
+"""environment variable that holds the settings as JSON; without it a process is not recorded"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One recording as it was asked for."""
+
+    out: str
+    """directory of the capture, absolute"""
+    steps: Tuple[int, ...] = (1, 3)
+    """optimizer steps to record, counted from 1"""
+    full: bool = False
+    """keep gradients, parameters and states whole beside their sketches"""
+    modules: Optional[str] = None
+    """regular expression, full match: modules whose inputs, outputs and output gradients are kept"""
+    full_parameters: Optional[str] = None
+    """regular expression, full match: parameters that are kept whole"""
+    preload: Tuple[str, ...] = ()
+    """Python files to execute after torch was imported; each has an `install()`"""
+
+    @property
+    def mode(self) -> str:
+        """The manifest's word for what is kept of large tensors."""
+        return "full" if self.full else "sketch"
+
+    def to_environment(self) -> str:
+        """Return the value of the environment variable."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def read_environment() -> Optional[Settings]:
+    """Return the settings of this process, or None where it is not to be recorded."""
+    value = os.environ.get(VARIABLE)
+    if not value:
+        return None
+    content = json.loads(value)
+    return Settings(
+        out=content["out"],
+        steps=tuple(content["steps"]),
+        full=content["full"],
+        modules=content["modules"],
+        full_parameters=content["full_parameters"],
+        preload=tuple(content["preload"]),
+    )

@@ -1,0 +1,210 @@
+"""Every gradient, before clipping, is that of the loss's definition: in size, in direction, and by block.
+
+Reference: the reference model's gradients in float64, each document alone, the global token count as denominator. The
+floor is what the same computation shows in the run's own precision over forms that must not matter.
+Catches: nearly every fault of the forward, the backward, the loss or the accumulation: the smallest is printed as the
+limit.
+Cannot see: code that the framework shares with the reference (named in the verdict), the optimizer (`step.update`).
+Cost: one float64 step and the noise variants; about 32 bytes a parameter.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from checks.captures.capture import Capture
+from checks.captures.differences import Difference, record_difference
+from checks.check import Check, inconclusive
+from checks.diagnosis.signatures import Signature, read_gradients, scale_spread
+from checks.material import Material
+from checks.references.reference import Reference
+from checks.tolerance import (
+    MULTIPLES,
+    USEFUL_SCALE_LIMIT,
+    USEFUL_TENSOR_LIMIT,
+    VERSION,
+    ScaleJudgement,
+    TensorJudgement,
+    judge_scale,
+    judge_tensor,
+    limits_by_kind,
+)
+from checks.verdict import Measurement, Pattern, Status, Verdict
+
+NAME = "step.gradients"
+
+
+def judge(material: Material) -> Verdict:
+    if material.capture is None or not material.references:
+        return inconclusive(NAME, material.why_not())
+    verdicts = [judge_step(material, reference) for _, reference in sorted(material.references.items())]
+    return next((v for v in verdicts if v.status is not Status.PASS), verdicts[0])
+
+
+def judge_step(material: Material, reference: Reference) -> Verdict:
+    """Judge one captured step against its reference."""
+    assert material.capture is not None
+    absent = _absent(material.capture, reference)
+    if absent is not None:
+        return absent
+    judgements, scale = compare_gradients(material.capture, reference, precision=material.spec.precision)
+    return _decide(material, reference, judgements, scale)
+
+
+def compare_gradients(
+    capture: Capture, reference: Reference, *, precision: str
+) -> tuple[tuple[TensorJudgement, ...], ScaleJudgement]:
+    """Hold every recorded gradient against its reference, in the reference's (model) order."""
+    multiple = MULTIPLES[precision]
+    records = capture.tensors(reference.step, "gradient")
+    differences: dict[str, Difference] = {
+        name: record_difference(records[name], projection)
+        for name, projection in reference.gradients.items()
+        if name in records
+    }
+    judgements = tuple(
+        judge_tensor(name, difference, reference.floor(name), multiple=multiple)
+        for name, difference in differences.items()
+    )
+    variants = [variant.differences for variant in reference.variants]
+    return judgements, judge_scale(differences, variants, epsilon=reference.epsilon, multiple=multiple)
+
+
+def _absent(capture: Capture, reference: Reference) -> Verdict | None:
+    records = capture.tensors(reference.step, "gradient")
+    lacking = [
+        name
+        for name, projection in reference.gradients.items()
+        if name not in records and projection.norm > reference.floor(name).total
+    ]
+    if not lacking:
+        return None
+    sentence = f"{len(lacking)} parameters that the loss depends on received no gradient, first {lacking[0]}"
+    return Verdict(
+        NAME,
+        Status.FAIL,
+        sentence,
+        pattern=Pattern.OBJECTIVE_SCALE,
+        first_wrong=lacking[0],
+        evidence={"absent": lacking},
+    )
+
+
+def _decide(
+    material: Material, reference: Reference, judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement
+) -> Verdict:
+    limits = limits_by_kind(judgements, scale)
+    measurements = (_scale_measurement(scale), *(_measurement(j) for j in judgements))
+    low, high = scale_spread({j.name: j.difference for j in judgements})
+    evidence: dict[str, object] = {
+        "tolerance": VERSION,
+        "step": reference.step,
+        "scale": scale.scale,
+        "scale_range": [low, high],
+        "cosines": {j.name: j.difference.cosine for j in judgements},
+        "scales": {j.name: j.difference.scale for j in judgements},
+        "reference": reference.source.name,
+        "variants": [variant.name for variant in reference.variants],
+        "lifted_casts": list(reference.lifted_casts),
+        "notes": list(reference.notes),
+    }
+    shared = reference.source.shared
+    if all(j.holds for j in judgements) and scale.holds:
+        useless = _useless(judgements, scale)
+        if useless is not None:
+            return Verdict(NAME, Status.INCONCLUSIVE, useless, measurements, limits, shared, evidence=evidence)
+        worst = max(judgements, key=lambda j: j.ratio)
+        sentence = (
+            f"{len(judgements)} gradients agree with the {reference.source.name}; worst {worst.name} "
+            f"at {worst.ratio:.2g} of its threshold, scale {scale.scale:.7f}"
+        )
+        return Verdict(NAME, Status.PASS, sentence, measurements, limits, shared, evidence=evidence)
+    signature = _read(material, reference, judgements, scale)
+    return Verdict(
+        NAME,
+        Status.FAIL,
+        signature.sentence,
+        measurements,
+        limits,
+        shared,
+        pattern=signature.pattern,
+        first_wrong=signature.where,
+        evidence=evidence | {"modules": _modules(material)},
+    )
+
+
+def _read(
+    material: Material, reference: Reference, judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement
+) -> Signature:
+    """Prefer a cause that was recorded (an early clip) and the first wrong module over the shape of the numbers."""
+    assert material.capture is not None
+    clips = material.capture.step(reference.step).clips
+    backwards = len(material.capture.micro_batches(reference.step))
+    early = sorted({clip.after_backward for clip in clips if clip.after_backward < backwards})
+    if early:
+        return Signature(
+            f"gradients were clipped after micro-batch {early[0]} of {backwards}, before accumulation ended: "
+            "the sum that is stepped on is not the step's gradient",
+            Pattern.OBJECTIVE_SCALE,
+            "gradient clipping",
+        )
+    agrees = _forward_agrees(reference, MULTIPLES[material.spec.precision])
+    signature = read_gradients(judgements, scale, forward_agrees=agrees)
+    first = material.divergence.first if material.divergence else None
+    if first is None:
+        return signature
+    return Signature(
+        f"the forward first differs in {first.module} ({first.class_name}): on its own inputs its output is off by "
+        f"{first.error:.3g}, allowed {first.threshold:.2g}; {signature.sentence}",
+        Pattern.MODEL_DEFINITION if signature.pattern is Pattern.OBJECTIVE_SCALE else signature.pattern,
+        first.module,
+    )
+
+
+def _forward_agrees(reference: Reference, multiple: float) -> bool | None:
+    from checks.architecture.step_loss import token_errors
+
+    if any(micro.token_losses_seen is None for micro in reference.micro_batches):
+        return None
+    worst = max((float(error.max()) for error in token_errors(reference) if error.numel()), default=0.0)
+    return worst <= multiple * reference.token_floor
+
+
+def _useless(judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement) -> str | None:
+    middle = median(j.limit for j in judgements) if judgements else float("inf")
+    if scale.limit > USEFUL_SCALE_LIMIT or middle > USEFUL_TENSOR_LIMIT:
+        return (
+            f"nothing differs beyond the noise, but the noise would hide a scale error of {scale.limit:.2g} "
+            f"and, in half of the tensors, one of {middle:.2g}; run with precision=float32"
+        )
+    return None
+
+
+def _scale_measurement(scale: ScaleJudgement) -> Measurement:
+    return Measurement("pooled scale", abs(scale.scale - 1.0), scale.threshold, scale.holds, scale.floor, scale.limit)
+
+
+def _measurement(judgement: TensorJudgement) -> Measurement:
+    norm = judgement.difference.norm or 1.0
+    block = None if judgement.worst_block is None else str(judgement.worst_block)
+    return Measurement(
+        judgement.name,
+        judgement.difference.error / norm,
+        judgement.threshold / norm,
+        judgement.holds,
+        judgement.floor.total / norm,
+        judgement.limit,
+        block,
+    )
+
+
+def _modules(material: Material) -> list[dict[str, object]]:
+    if material.divergence is None:
+        return []
+    return [
+        {"module": m.module, "class": m.class_name, "error": m.error, "threshold": m.threshold, "holds": m.holds}
+        for m in material.divergence.modules
+    ]
+
+
+CHECK = Check(NAME, "every gradient is that of the loss's definition", __doc__ or "", judge, reference=True)

@@ -1,0 +1,177 @@
+"""From captures to what the judges read: batches, references, expected settings, and the first wrong module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from checks.captures.capture import Capture
+from checks.diagnosis.first_divergence import Divergence, find_first_divergence
+from checks.material import Material, RunOutcome
+from checks.references.batch import MicroBatch, UnreadableBatch, read_step
+from checks.references.budget import OverBudget
+from checks.references.corpus import render_corpus
+from checks.references.definition import compare_definition
+from checks.references.model import AUTOCAST, State, build_model, choose_source, float64_mode
+from checks.references.optimizer import decays
+from checks.references.reference import NoReference, Reference, compute_reference
+from checks.references.scalars import build_empty, expected_scalars
+from checks.spec import Attention, RunSpec
+from checks.tolerance import EPSILON, MULTIPLES
+
+SAME_SKETCH = 1e-12
+"""A repeated pass must give the same sketches up to the rounding of their sums."""
+
+
+def assemble(
+    spec: RunSpec, run: RunOutcome, merged: RunOutcome | None, *, references: bool, definition: bool
+) -> Material:
+    """Read the captures of one validation and compute every reference that its checks need."""
+    model = build_empty(spec.model)
+    adapters = _expected_adapters(model, spec) if spec.lora else ()
+    material = Material(
+        spec=spec,
+        run=run,
+        merged=merged,
+        expected_scalars=expected_scalars(spec.model),
+        expected_adapters=adapters,
+        weight_decay_names=_decaying(model) | frozenset(adapters),
+        total_steps=spec.steps,
+    )
+    capture = run.capture
+    if capture is None or not capture.steps:
+        return material
+    batches, unreadable = _read_batches(spec, capture)
+    material = replace(material, batches=batches, no_reference=unreadable)
+    if references:
+        material = _add_references(material, capture)
+    return _add_definition(material, capture) if definition else material
+
+
+def locate(material: Material, second_pass: Capture) -> Material:
+    """Find the first wrong module with the second pass's full inputs and outputs, and say whether it repeated the
+    first.
+    """
+    reference, capture = material.first_reference(), material.capture
+    if reference is None or capture is None:
+        return material
+    spec, step = material.spec, reference.step
+    state = captured_state(spec, capture, step)
+    divergence: Divergence = find_first_divergence(
+        build_model(reference.source, spec, state, dtype=torch.float64, attention="eager"),
+        [_own_precision(reference, spec, state, attention) for attention in _attentions(reference, spec)],
+        second_pass,
+        reference.micro_batches,
+        step=step,
+        multiple=MULTIPLES[spec.precision],
+        epsilon=EPSILON[spec.precision],
+        deterministic=same_gradients(capture, second_pass, step),
+        exact_mode=float64_mode(reference.source),
+        autocast=AUTOCAST[spec.precision],
+    )
+    return replace(material, divergence=divergence)
+
+
+def captured_state(spec: RunSpec, capture: Capture, step: int) -> State:
+    """What the checkpoint cannot give: adapters, and every parameter of a step after the first."""
+    records = capture.tensors(step, "parameter_before")
+    adapters, parameters = {}, {}
+    for name, record in records.items():
+        if ".lora_" in name:
+            full = record.read("full")
+            if full is None:
+                raise NoReference(f"the adapter {name} was not recorded in full; record with --full-parameters lora_")
+            adapters[name] = full
+        elif step > 1:
+            full = record.read("full")
+            if full is None:
+                raise NoReference(
+                    f"step {step} starts from captured weights, and they were recorded as sketches; use --full"
+                )
+            parameters[name] = full
+    return State(adapters, parameters)
+
+
+def same_gradients(first: Capture, second: Capture, step: int) -> bool:
+    """Whether two passes over one step recorded the same gradients."""
+    ours, theirs = first.tensors(step, "gradient"), second.tensors(step, "gradient")
+    if set(ours) != set(theirs):
+        return False
+    for name, record in ours.items():
+        a, b = record.read("sketch"), theirs[name].read("sketch")
+        if a is None or b is None or float((a - b).norm()) > SAME_SKETCH * max(float(a.norm()), 1.0):
+            return False
+    return True
+
+
+def _read_batches(spec: RunSpec, capture: Capture) -> tuple[dict[int, tuple[MicroBatch, ...]], dict[int, str]]:
+    corpus = render_corpus(spec)
+    batches, unreadable = {}, {}
+    for step in capture.steps:
+        try:
+            batches[step] = read_step(capture, step, corpus=corpus)
+        except UnreadableBatch as error:
+            unreadable[step] = str(error)
+    return batches, unreadable
+
+
+def _add_references(material: Material, capture: Capture) -> Material:
+    source = choose_source(material.spec.model)
+    references: dict[int, Reference] = {}
+    reasons = dict(material.no_reference)
+    for step, micro_batches in material.batches.items():
+        notes = [f"no plain reference: {source.why}"] if source.why else []
+        if material.spec.lora:
+            notes.append("adapter weights come from the capture: no checkpoint holds them")
+        if step > 1:
+            notes.append("this step starts from captured weights")
+        try:
+            state = captured_state(material.spec, capture, step)
+            references[step] = compute_reference(
+                material.spec, capture, micro_batches, source=source, state=state, step=step, notes=notes
+            )
+        except (NoReference, OverBudget) as error:
+            reasons[step] = str(error)
+    return replace(material, references=references, no_reference=reasons)
+
+
+def _add_definition(material: Material, capture: Capture) -> Material:
+    reference = material.first_reference()
+    if reference is None:
+        return replace(material, no_definition=material.why_not())
+    if not reference.source.plain:
+        reason = f"there is no independent reference for this family ({reference.source.why})"
+        return replace(material, no_definition=reason)
+    state = captured_state(material.spec, capture, reference.step)
+    return replace(material, definition=compare_definition(material.spec, reference, state))
+
+
+def _expected_adapters(model: nn.Module, spec: RunSpec) -> tuple[str, ...]:
+    """Canonical names of the adapters that the run spec asks for: both factors of every target module."""
+    targets = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and path.rsplit(".", 1)[-1] in spec.lora_targets
+    ]
+    return tuple(f"{path}.{factor}.weight" for path in targets for factor in ("lora_A", "lora_B"))
+
+
+def _decaying(model: nn.Module) -> frozenset[str]:
+    found = set()
+    for path, module in model.named_modules():
+        for field, parameter in module.named_parameters(recurse=False):
+            name = f"{path}.{field}" if path else field
+            if decays(name, tuple(parameter.shape), type(module).__name__):
+                found.add(name)
+    return frozenset(found)
+
+
+def _attentions(reference: Reference, spec: RunSpec) -> tuple[Attention, ...]:
+    return ("eager",) if spec.attention == "eager" and not reference.source.plain else ("sdpa", "eager")
+
+
+def _own_precision(reference: Reference, spec: RunSpec, state: State, attention: Attention) -> nn.Module:
+    dtype = torch.bfloat16 if spec.precision == "bf16_params" else torch.float32
+    return build_model(reference.source, spec, state, dtype=dtype, attention=attention)

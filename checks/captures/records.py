@@ -1,0 +1,170 @@
+"""The manifest's per-step records as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checks.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that the recorder could not record, and why."""
+
+    rank: int
+    step: int | None
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class CrossEntropyCall:
+    """One call of the loss kernel: how it reduced, and how many targets it counted."""
+
+    reduction: str
+    ignore_index: int
+    dtype: str
+    counted: int
+
+
+@dataclass(frozen=True)
+class MicroBatchRecord:
+    """One forward and backward: the loss that the model returned, and the scalar that was back-propagated."""
+
+    index: int
+    model_loss: float | None
+    backward: float | None
+    backward_dtype: str | None
+    num_items_in_batch: float | None
+    loss_source: str | None
+    cross_entropy: tuple[CrossEntropyCall, ...]
+
+
+@dataclass(frozen=True)
+class ClipRecord:
+    """One call of gradient clipping, after `after_backward` backward passes of the step."""
+
+    after_backward: int
+    max_norm: float
+    norm_type: float
+    total_norm: float
+    factor: float
+    factor_error: float | None
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """An optimizer group: its settings in force and the canonical names of its parameters."""
+
+    settings: Mapping[str, Any]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerRecord:
+    name: str
+    groups: tuple[ParameterGroup, ...]
+    without_gradient: tuple[str, ...]
+
+    def group_of(self, parameter: str) -> ParameterGroup | None:
+        """The group that holds the parameter, None when the optimizer does not know it."""
+        return next((group for group in self.groups if parameter in group.parameters), None)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model as it ran: class, attention, dtypes (`torch.float32` style strings)."""
+
+    name: str
+    training: bool
+    attention: str | None
+    parameter_dtypes: Mapping[str, int]
+    autocast: str | None
+    compute_dtype: str | None
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Everything scalar that was recorded of one optimizer step on one rank."""
+
+    step: int
+    model: ModelRecord
+    scalars: Mapping[str, Mapping[str, Any]]
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+    micro_batches: tuple[MicroBatchRecord, ...]
+    clips: tuple[ClipRecord, ...]
+    optimizer: OptimizerRecord
+
+
+def parse_step(raw: Mapping[str, Any], *, file: str) -> StepRecord:
+    """Read one step record of a manifest.
+
+    Raises:
+        CaptureError: a field is missing or of the wrong kind.
+    """
+    try:
+        return StepRecord(
+            step=int(raw["step"]),
+            model=_model(raw["model"]),
+            scalars=raw["scalars"],
+            trainable=tuple(raw["trainable"]),
+            frozen=tuple(raw["frozen"]),
+            micro_batches=tuple(_micro_batch(micro) for micro in raw["micro_batches"]),
+            clips=tuple(_clip(clip) for clip in raw["clips"]),
+            optimizer=_optimizer(raw["optimizer"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = f"has a step record without a valid {error}"
+        raise CaptureError(file, found, "record the capture again") from error
+
+
+def parse_missing(raw: Iterable[Mapping[str, Any]]) -> tuple[Missing, ...]:
+    return tuple(Missing(int(m["rank"]), m.get("step"), str(m["what"]), str(m["why"])) for m in raw)
+
+
+def _model(raw: Mapping[str, Any]) -> ModelRecord:
+    return ModelRecord(
+        name=str(raw["class"]),
+        training=bool(raw["training"]),
+        attention=raw.get("attention"),
+        parameter_dtypes=raw["parameter_dtypes"],
+        autocast=raw.get("autocast"),
+        compute_dtype=raw.get("compute_dtype"),
+        gradient_checkpointing=bool(raw.get("gradient_checkpointing", False)),
+    )
+
+
+def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
+    return MicroBatchRecord(
+        index=int(raw["index"]),
+        model_loss=raw.get("model_loss"),
+        backward=raw.get("backward"),
+        backward_dtype=raw.get("backward_dtype"),
+        num_items_in_batch=raw.get("num_items_in_batch"),
+        loss_source=raw.get("loss_source"),
+        cross_entropy=tuple(
+            CrossEntropyCall(str(c["reduction"]), int(c["ignore_index"]), str(c["dtype"]), int(c["counted"]))
+            for c in raw.get("cross_entropy", ())
+        ),
+    )
+
+
+def _clip(raw: Mapping[str, Any]) -> ClipRecord:
+    error = raw.get("factor_error")
+    return ClipRecord(
+        after_backward=int(raw["after_backward"]),
+        max_norm=float(raw["max_norm"]),
+        norm_type=float(raw["norm_type"]),
+        total_norm=float(raw["total_norm"]),
+        factor=float(raw["factor"]),
+        factor_error=None if error is None else float(error),
+    )
+
+
+def _optimizer(raw: Mapping[str, Any]) -> OptimizerRecord:
+    groups = tuple(ParameterGroup(g["settings"], tuple(g["parameters"])) for g in raw["groups"])
+    return OptimizerRecord(str(raw["class"]), groups, tuple(raw["without_gradient"]))

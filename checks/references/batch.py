@@ -1,0 +1,149 @@
+"""The captured batch as the references read it: rows, their documents, and the targets that the loss counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from checks.captures.capture import Capture
+from checks.references.documents import NoBoundaries, split_documents
+
+IGNORED = -100
+"""The label that a loss does not count; PyTorch's default `ignore_index`."""
+
+
+class UnreadableBatch(ValueError):
+    """The capture does not say which batch reached the model, or which targets its loss counted."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The token lists that the data set implies, each whole, with the length at which a run cuts them."""
+
+    documents: tuple[tuple[int, ...], ...]
+    seq_len: int
+    pad_token_id: int | None
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tokens `start` to `stop` of one row: what must be computed as if it stood alone."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward's input and what its loss counted.
+
+    `input_ids`, `targets_seen`: (B, S) int64; `counted`: (B, S) bool, True where the loss at position t counts;
+    `token_losses_seen`: (B, S) float64 as the framework computed them, None when not recorded. `boundaries`: where the
+    documents come from ("data": found by their tokens; "mask": one document a row, trimmed by the attention mask).
+    """
+
+    input_ids: torch.Tensor
+    targets_seen: torch.Tensor
+    counted: torch.Tensor
+    token_losses_seen: torch.Tensor | None
+    position_ids: torch.Tensor | None
+    documents: tuple[Document, ...]
+    boundaries: str
+    unbounded: str | None
+    """why the data did not give the boundaries"""
+
+    @property
+    def next_tokens(self) -> torch.Tensor:
+        """(B, S) int64: the token after each position, −100 after the last token of a document."""
+        targets = torch.full_like(self.input_ids, IGNORED)
+        for document in self.documents:
+            row = self.input_ids[document.row, document.start : document.stop]
+            targets[document.row, document.start : document.stop - 1] = row[1:]
+        return targets
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """(B, S) int64: the next token where the loss counted the position, else −100."""
+        return torch.where(self.counted, self.next_tokens, torch.full_like(self.input_ids, IGNORED))
+
+
+def read_step(capture: Capture, step: int, *, corpus: Corpus | None) -> tuple[MicroBatch, ...]:
+    """Read all micro-batches of one step; boundaries between documents are looked for in `corpus`.
+
+    Raises:
+        UnreadableBatch: no input_ids, or no targets that can be laid along them.
+    """
+    records = capture.micro_batches(step)
+    if not records:
+        raise UnreadableBatch(f"the capture of step {step} holds no forward pass")
+    return tuple(_read_micro_batch(capture, step, record.index, corpus) for record in records)
+
+
+def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | None) -> MicroBatch:
+    batch = capture.micro_batch_tensors(step, "batch", index)
+    fields = {name.rsplit("/", 1)[-1]: record for name, record in batch.items()}
+    input_ids = fields["input_ids"].read("full") if "input_ids" in fields else None
+    if input_ids is None:
+        raise UnreadableBatch(f"micro-batch {index} of step {step} holds no input_ids")
+    targets = _aligned(capture, step, index, "target", input_ids)
+    if targets is None:
+        raise UnreadableBatch(f"micro-batch {index} of step {step} does not say which targets its loss counted")
+    mask = fields["attention_mask"].read("full") if "attention_mask" in fields else None
+    if mask is not None and mask.shape != input_ids.shape:
+        mask = None
+    found, source, reason = _documents(input_ids, mask, corpus)
+    position_ids = fields["position_ids"].read("full") if "position_ids" in fields else None
+    return MicroBatch(
+        input_ids=input_ids,
+        targets_seen=targets,
+        counted=targets != IGNORED,
+        token_losses_seen=_aligned(capture, step, index, "token_loss", input_ids),
+        position_ids=position_ids,
+        documents=found,
+        boundaries=source,
+        unbounded=reason,
+    )
+
+
+def _aligned(capture: Capture, step: int, index: int, kind: str, input_ids: torch.Tensor) -> torch.Tensor | None:
+    """A recorded (B, S), (B, S−1) or flat tensor laid along input_ids; the last position has no target."""
+    rows, length = input_ids.shape
+    parts = [record.read("full") for record in capture.micro_batch_tensors(step, kind, index).values()]
+    tensors = [part for part in parts if part is not None]
+    if len(tensors) != 1:
+        return None
+    tensor = tensors[0]
+    if tensor.dim() == 1 and tensor.numel() in (rows * length, rows * (length - 1)):
+        tensor = tensor.reshape(rows, -1)
+    if tensor.shape == (rows, length - 1):
+        fill = IGNORED if tensor.dtype == torch.int64 else 0
+        return torch.nn.functional.pad(tensor, (0, 1), value=fill)
+    return tensor if tensor.shape == (rows, length) else None
+
+
+def _documents(
+    input_ids: torch.Tensor, mask: torch.Tensor | None, corpus: Corpus | None
+) -> tuple[tuple[Document, ...], str, str | None]:
+    reason: str | None = "no data set to find documents in"
+    if corpus is not None:
+        try:
+            found = tuple(
+                Document(row, part.start, part.stop)
+                for row, ids in enumerate(input_ids.tolist())
+                for part in split_documents(
+                    ids, corpus.documents, seq_len=corpus.seq_len, pad_token_id=corpus.pad_token_id
+                )
+            )
+            return found, "data", None
+        except NoBoundaries as error:
+            reason = str(error)
+    if mask is None:
+        mask = torch.ones_like(input_ids)
+    spans = []
+    for row, kept in enumerate(mask.bool()):
+        positions = kept.nonzero().flatten()
+        if positions.numel():
+            spans.append(Document(row, int(positions[0]), int(positions[-1]) + 1))
+    return tuple(spans), "mask", reason

@@ -1,0 +1,100 @@
+"""Which model stands as the reference: the plain one where its family is published and written here, else Hugging
+Face's.
+
+Weights and settings come from the requested checkpoint, never from the capture, except adapters (no checkpoint holds
+them) and steps after the first; both are said in `Reference.notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from checks.references.hf import lift_casts, load_hf, shared_code
+from checks.references.lora import apply_lora
+from checks.references.plain import UnsupportedModel, load_plain
+from checks.spec import Attention, RunSpec
+
+PARAMETER_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bf16": torch.float32,
+    "bf16_params": torch.bfloat16,
+}
+AUTOCAST: Mapping[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16, "bf16_params": None}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """How reference models are built: `plain` says which kind; `why` says why it is not the plain one."""
+
+    checkpoint: Path
+    plain: bool
+    why: str
+    shared: tuple[str, ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class State:
+    """Weights that replace the checkpoint's: adapters, or the captured state of a later step. Canonical names."""
+
+    adapters: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
+
+
+def choose_source(checkpoint: Path) -> ModelSource:
+    """Prefer the independent plain model; fall back to transformers' class and name the code that is then shared."""
+    try:
+        load_plain(checkpoint, dtype=torch.float32)
+    except UnsupportedModel as error:
+        model = load_hf(checkpoint, dtype=torch.float32, attention="eager")
+        name = f"transformers {type(model).__name__} in float64"
+        return ModelSource(checkpoint, False, str(error), shared_code(model), name)
+    return ModelSource(checkpoint, True, "", (), "plain float64 model of the published definition")
+
+
+def build_model(
+    source: ModelSource, spec: RunSpec, state: State, *, dtype: torch.dtype, attention: Attention
+) -> nn.Module:
+    """The reference model in `dtype`, its weights rounded through the run's parameter dtype first."""
+    load = load_plain if source.plain else load_hf
+    model: nn.Module = load(source.checkpoint, dtype=dtype, attention=attention)
+    _round_parameters(model, PARAMETER_DTYPES[spec.precision])
+    if state.parameters:
+        _replace_parameters(model, state.parameters)
+    if state.adapters:
+        apply_lora(model, state.adapters, alpha=spec.lora_alpha, r=spec.lora_r)
+    return model
+
+
+def _round_parameters(model: nn.Module, stored: torch.dtype) -> None:
+    """Round weights to what the run holds them in, so that only the run's computation is compared, not its rounding."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dtype.itemsize > stored.itemsize:
+                parameter.copy_(parameter.to(stored))
+
+
+def _replace_parameters(model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in parameters.items():
+            if name in own:
+                own[name].copy_(value)
+
+
+@contextmanager
+def float64_mode(source: ModelSource) -> Iterator[list[str]]:
+    """Compute in float64 throughout; yields the list that the lifted casts are added to when the context ends."""
+    places: list[str] = []
+    if source.plain:
+        yield places
+        return
+    with lift_casts() as lifted:
+        yield places
+    places.extend(lifted.places)

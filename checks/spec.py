@@ -1,0 +1,55 @@
+"""The run spec: one framework execution, stated in the field's own terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Precision = Literal["float32", "bf16", "bf16_params"]
+Attention = Literal["eager", "sdpa"]
+Optimizer = Literal["adamw", "sgd"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a framework is asked to do. Every field but the first three can be given as `--set name=value`.
+
+    One optimizer step trains on `batch × accumulation` rows of at most `seq_len` tokens. The objective is the mean
+    over the counted tokens of the whole step. Weight decay applies to weight matrices and embeddings, not to norms or
+    biases.
+    """
+
+    framework: str
+    model: Path
+    """directory with a checkpoint (config.json, *.safetensors, tokenizer)"""
+    data: Path
+    steps: int = 3
+    """optimizer steps to run; steps 1 and `steps` are captured"""
+    batch: int = 2
+    accumulation: int = 2
+    seq_len: int = 128
+    precision: Precision = "float32"
+    """float32; bf16: float32 parameters under bf16 autocast; bf16_params: parameters and compute in bf16"""
+    attention: Attention = "sdpa"
+    packing: bool = False
+    assistant_only: bool = False
+    lora: bool = False
+    lora_r: int = 4
+    lora_alpha: float = 8.0
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    optimizer: Optimizer = "adamw"
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    momentum: float = 0.0
+    max_grad_norm: float = 1.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    fault: str | None = None
+    """slug of a fault of checks.faults to inject, for showing that a check sees it"""

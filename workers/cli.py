@@ -1,0 +1,156 @@
+"""The `plumbline` command: its options, and the exit code of whatever happens."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from checks.errors import BadRequest, CaptureError
+from workers import commands
+from workers.request import BAD_REQUEST, DEFAULT_TIME_LIMIT_S
+
+BROKEN = 2
+"""exit code where Plumbline itself broke, the one of an error verdict"""
+
+INTERRUPTED = 128 + signal.SIGINT
+
+BYTES_IN_GB = 10**9
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse ends with 2, which here means an inconclusive validation."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(BAD_REQUEST, f"{self.prog}: {message}; see {self.prog} --help.\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises but for SystemExit.
+
+    3: bad request. 130: interrupted. Else as docs/cli.md says for each command.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # an ASCII terminal shows ? for ●
+    signal.signal(signal.SIGTERM, _raise_exit)
+    try:
+        options = build_parser().parse_args(arguments)
+        code = options.run(options)
+        assert isinstance(code, int)
+        return code
+    except (BadRequest, CaptureError) as error:
+        print(f"plumbline: {error}", file=sys.stderr)
+        return BAD_REQUEST
+    except KeyboardInterrupt:
+        print("plumbline: interrupted; the framework's processes have been ended.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone, as with `| head`; else Python complains once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception:
+        traceback.print_exc()
+        print("plumbline: this is a fault of Plumbline; please report it with the lines above.", file=sys.stderr)
+        return BROKEN
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave through every `finally`, so that a framework's processes end with this one."""
+    raise SystemExit(128 + number)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(prog="plumbline", description="Says whether LLM training is correct.")
+    parser.add_argument("--version", action="version", version=f"plumbline {version('plumbline')}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_validate(subparsers.add_parser("validate", help="run a framework's step and judge it"))
+    _add_checks(subparsers.add_parser("checks", help="list the checks, or show one"))
+    _add_compare(subparsers.add_parser("compare", help="compare two captures tensor by tensor"))
+    faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
+    faults.set_defaults(run=lambda options: commands.list_faults())
+    return parser
+
+
+def _add_validate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--framework", required=True, help="framework under test: transformers, trl")
+    add("--model", required=True, help="checkpoint directory, config.json, or tiny:<family>")
+    add("--data", required=True, help="JSONL, Parquet or saved data set, or the name of a sample that ships")
+    add("--checks", type=_split_names, help="names, comma separated; all by default")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
+    add("--local", action="store_true", help="run on this machine, without a server")
+    add("--json", type=Path, metavar="FILE", help="write the complete result")
+    add("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    add("--inject", metavar="FAULT", help="run with a fault, to show that a check sees it; see `plumbline faults`")
+    add("--out", type=Path, metavar="DIR", help="keep captures and logs here; not kept by default")
+    add("--full", action="store_true", help="record whole tensors instead of sketches")
+    add("--time-limit", type=_parse_positive, default=DEFAULT_TIME_LIMIT_S, metavar="S", help="of each framework run")
+    add("--memory-limit", type=_parse_positive, metavar="GB", help="of each framework run's processes together")
+    parser.set_defaults(run=_validate)
+
+
+def _validate(options: argparse.Namespace) -> int:
+    limit = options.memory_limit
+    return commands.run_validation(
+        framework=options.framework,
+        model=options.model,
+        data=options.data,
+        checks=options.checks,
+        settings=options.settings,
+        local=options.local,
+        json_file=options.json,
+        junit_file=options.junit,
+        inject=options.inject,
+        out=options.out,
+        full=options.full,
+        time_limit_s=options.time_limit,
+        memory_limit_bytes=None if limit is None else int(limit * BYTES_IN_GB),
+    )
+
+
+def _add_checks(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=lambda options: commands.list_checks())
+    subparsers = parser.add_subparsers(metavar="ACTION")
+    subparsers.add_parser("list", help="list the checks (the default)")
+    show = subparsers.add_parser("show", help="what one check claims, catches and cannot see")
+    show.add_argument("name", metavar="NAME")
+    show.set_defaults(run=lambda options: commands.show_check(options.name))
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("captures", nargs=2, type=Path, metavar="CAPTURE", help="directory with a manifest.json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every comparison")
+    parser.set_defaults(run=lambda options: commands.compare(*options.captures, json_file=options.json))
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
+    return names
+
+
+def _parse_positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

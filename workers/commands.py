@@ -1,0 +1,179 @@
+"""What each subcommand of `plumbline` does. Torch and the checks are imported only where they are needed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from checks.errors import BadRequest
+from checks.faults import FAULTS, fault
+from workers.report import ProgressLine, check_writable, print_result, render_json, render_junit, write_whole
+from workers.report.as_json import to_plain
+from workers.report.numbers import format_number
+from workers.request import ValidationRequest, exit_code
+from workers.settings import parse_settings
+
+if TYPE_CHECKING:
+    from checks.captures.compare import CaptureComparison, TensorComparison
+
+SERVER = "PLUMBLINE_URL"
+"""Environment variable with the address of a server."""
+
+ROWS_SHOWN = 20
+"""Tensors that `plumbline compare` prints; `--json` has them all."""
+
+
+def run_validation(
+    *,
+    framework: str,
+    model: str,
+    data: str,
+    checks: tuple[str, ...] | None,
+    settings: Sequence[str],
+    local: bool,
+    json_file: Path | None,
+    junit_file: Path | None,
+    inject: str | None,
+    out: Path | None,
+    full: bool,
+    time_limit_s: float,
+    memory_limit_bytes: int | None,
+) -> int:
+    """Check the request, validate on this machine, print the table, write the files; the verdicts' exit code."""
+    if not local:
+        _refuse_server()
+    for field, file in (("json", json_file), ("junit", junit_file)):
+        if file is not None:
+            check_writable(file, field=field)
+    needed = fault(inject).settings if inject is not None else ()
+    request = ValidationRequest(
+        framework=framework,
+        model=model,
+        data=data,
+        checks=checks,
+        settings=parse_settings(settings, defaults=parse_settings(needed, defaults={})),
+        inject=inject,
+        out=out,
+        full=full,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    with ProgressLine(Console(stderr=True)) as line:
+        # Inside the line, because the imports take seconds.
+        from workers.validate import validate
+
+        result = validate(request, on_progress=line.show, cancelled=lambda: False)
+    if json_file is not None:
+        write_whole(json_file, render_json(result))
+    if junit_file is not None:
+        write_whole(junit_file, render_junit(result))
+    print_result(result, console=Console())
+    return exit_code(result.verdicts)
+
+
+def _refuse_server() -> None:
+    address = os.environ.get(SERVER)
+    if address:
+        raise BadRequest(SERVER, f"{address} was given, but this version has no client for a server", "add --local")
+    raise BadRequest("local", f"no server is configured ({SERVER} is not set)", "add --local to run on this machine")
+
+
+def list_checks() -> int:
+    """Print each check with its claim."""
+    from checks.registry import CHECKS
+
+    table = Table("check", "claim", box=None, pad_edge=False)
+    for check in CHECKS.values():
+        table.add_row(Text(check.name), Text(check.claim))
+    Console().print(table)
+    return 0
+
+
+def show_check(name: str) -> int:
+    """Print what one check claims, catches and cannot see."""
+    from checks.registry import find_checks
+
+    (check,) = find_checks((name,))
+    console = Console()
+    console.print(Text(check.name, style="bold"))
+    console.print(Text(inspect.cleandoc(check.description)))
+    return 0
+
+
+def list_faults() -> int:
+    """Print each fault, the check that must see it and the public problem it is modelled on."""
+    console = Console(soft_wrap=True)
+    for each in FAULTS:
+        needs = f" (with {', '.join(each.settings)})" if each.settings else ""
+        console.print(Text.assemble((each.slug, "bold"), f"  seen by {each.check}"))
+        console.print(Text(f"    {each.summary}{needs}"))
+        console.print(Text(f"    as in {each.url}"))
+    return 0
+
+
+def compare(a: Path, b: Path, *, json_file: Path | None) -> int:
+    """Print how two captures differ; 0 where all that both hold is equal and neither holds more, else 1."""
+    from checks.captures.capture import open_capture
+    from checks.captures.compare import compare_captures
+
+    if json_file is not None:
+        check_writable(json_file, field="json")
+    comparison = compare_captures(open_capture(a), open_capture(b))
+    if json_file is not None:
+        write_whole(json_file, json.dumps(_describe_comparison(comparison), indent=2, allow_nan=False) + "\n")
+    _print_comparison(comparison, Console())
+    return 0 if comparison.equal else 1
+
+
+def _print_comparison(comparison: CaptureComparison, console: Console) -> None:
+    differing = sorted(comparison.differing, key=lambda row: row.relative, reverse=True)
+    console.print(Text(f"{len(comparison.rows)} tensors compared, {len(differing)} differ", style="bold"))
+    if comparison.first is not None:
+        console.print(Text(f"first to differ in the order of the step: {_name_row(comparison.first)}"))
+    if differing:
+        table = Table("tensor", "‖a − b‖ / ‖b‖", "scale", "cosine", pad_edge=False)
+        for row in differing[:ROWS_SHOWN]:
+            numbers = (format_number(value) for value in (row.relative, row.scale, row.cosine))
+            table.add_row(Text(_name_row(row), overflow="fold"), *(Text(number) for number in numbers))
+        console.print(table)
+    if len(differing) > ROWS_SHOWN:
+        console.print(Text(f"and {len(differing) - ROWS_SHOWN} more; --json writes them all"))
+    for row in comparison.rows:
+        if row.reason is not None:
+            console.print(Text(f"not comparable: {_name_row(row)}: {row.reason}"))
+    for name, ours, theirs in comparison.settings:
+        console.print(Text(f"setting {name}: {ours!r} and {theirs!r}"))
+    for side, names in (("first", comparison.only_a), ("second", comparison.only_b)):
+        if names:
+            console.print(Text(f"only in the {side} capture: {len(names)}, such as {names[0]}"))
+
+
+def _name_row(row: TensorComparison) -> str:
+    field = "" if row.field is None else f".{row.field}"
+    batch = "" if row.micro_batch is None else f", micro-batch {row.micro_batch}"
+    return f"{row.kind} {row.name}{field} (step {row.step}{batch})"
+
+
+def _describe_comparison(comparison: CaptureComparison) -> dict[str, Any]:
+    rows = [
+        to_plain(row)
+        | {"relative": to_plain(row.relative), "scale": to_plain(row.scale), "cosine": to_plain(row.cosine)}
+        for row in comparison.rows
+    ]
+    return {
+        "schema": "plumbline-comparison",
+        "version": 1,
+        "equal": comparison.equal,
+        "rows": rows,
+        "only_a": list(comparison.only_a),
+        "only_b": list(comparison.only_b),
+        "settings": [{"name": name, "a": to_plain(a), "b": to_plain(b)} for name, a, b in comparison.settings],
+    }

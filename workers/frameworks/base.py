@@ -1,0 +1,37 @@
+"""What every framework's adapter does: say what it cannot express, and turn a run spec into a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from checks.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A framework execution that is ready to start."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """variables the framework needs beside the sandbox's own"""
+    full_parameters: str | None
+    """regular expression of parameters that no checkpoint holds, so that the recorder keeps them whole"""
+    output: Path
+    """directory into which the framework writes trainer_state.json"""
+
+
+class Adapter(Protocol):
+    """One framework: stateless, so that one instance serves every run."""
+
+    @property
+    def name(self) -> str:
+        """The framework's name on the command line."""
+
+    def check(self, spec: RunSpec) -> None:
+        """Raise BadRequest, naming the setting, for what the framework or the model cannot do."""
+
+    def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
+        """Check `spec`, write the framework's configuration and data into `scratch`, and return the command."""

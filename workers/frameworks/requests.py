@@ -1,0 +1,96 @@
+"""What no adapter can run, whatever the framework: settings out of range, or at odds with the model or the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from checks.errors import BadRequest
+from checks.models import check_positions, list_parameters, resolve_model
+from checks.models.families import EAGER_ONLY
+from checks.references.template import load_tokenizer
+from checks.samples import Sample
+from checks.spec import RunSpec
+
+_LATENT_ATTENTION = frozenset({"deepseek_v3", "deepseek_v32"})
+"""families without v_proj: multi-head latent attention derives keys and values from one projection"""
+
+
+def default_settings(family: str) -> Mapping[str, Any]:
+    """Return the run spec's fields that a model family needs and that apply where the user gave none.
+
+    >>> default_settings("gpt_oss")
+    {'attention': 'eager'}
+    """
+    settings: dict[str, Any] = {"attention": "eager"} if family in EAGER_ONLY else {}
+    if family in _LATENT_ATTENTION:
+        settings["lora_targets"] = ("q_b_proj", "kv_b_proj")
+    return settings
+
+
+def check_request(spec: RunSpec, samples: tuple[Sample, ...]) -> None:
+    """Raise BadRequest, naming the setting, for a run that cannot be what it says."""
+    _check_ranges(spec)
+    model = resolve_model(str(spec.model))
+    check_positions(model, seq_len=spec.seq_len)
+    if model.family in EAGER_ONLY and spec.attention != "eager":
+        found = f"{spec.attention} cannot express the attention sinks of {model.family}"
+        raise BadRequest("attention", found, "set attention=eager")
+    _check_targets(spec)
+    _check_template(spec, samples)
+
+
+def _check_targets(spec: RunSpec) -> None:
+    """Each LoRA target must name a weight matrix of the checkpoint: PEFT is silent about one that matches nothing."""
+    if not spec.lora:
+        return
+    modules = {name.split(".")[-2] for name in list_parameters(spec.model) if name.endswith(".weight")}
+    for target in spec.lora_targets:
+        if target not in modules:
+            near = get_close_matches(target, modules, n=3, cutoff=0.5) or sorted(modules)
+            raise BadRequest("lora_targets", f"the model has no module {target}", "use " + " or ".join(near))
+
+
+def _check_ranges(spec: RunSpec) -> None:
+    for name, least in (("steps", 1), ("batch", 1), ("accumulation", 1), ("seq_len", 2), ("lora_r", 1)):
+        _require(name, getattr(spec, name), getattr(spec, name) >= least, f"set {name} to {least} or more")
+    for name in ("lr", "eps", "max_grad_norm", "weight_decay", "momentum", "lora_alpha"):
+        value = getattr(spec, name)
+        _require(name, value, math.isfinite(value) and value >= 0, f"set {name} to a finite number of 0 or more")
+    for name in ("beta1", "beta2"):
+        value = getattr(spec, name)
+        _require(name, value, 0 <= value < 1, f"set {name} to 0 or more and under 1")
+    _require("warmup_steps", spec.warmup_steps, spec.warmup_steps >= 0, "set warmup_steps to 0 or more")
+    _require("seed", spec.seed, 0 <= spec.seed < 2**32, "set seed to 0 … 4294967295, numpy's range")
+    if spec.momentum and spec.optimizer != "sgd":
+        raise BadRequest("momentum", f"{spec.momentum} has no meaning for {spec.optimizer}", "set optimizer=sgd too")
+    if spec.lora and not spec.lora_targets:
+        raise BadRequest("lora_targets", "is empty", "name at least one module, such as q_proj")
+
+
+def _require(name: str, value: object, holds: bool, remedy: str) -> None:
+    if not holds:
+        raise BadRequest(name, f"{value} is out of range", remedy)
+
+
+def _check_template(spec: RunSpec, samples: tuple[Sample, ...]) -> None:
+    form = samples[0].form
+    if spec.assistant_only and form == "text":
+        found = f"true has no meaning for {spec.data}, which holds plain text"
+        raise BadRequest("assistant_only", found, "give messages or prompt and completion, or set it to false")
+    if form != "messages":
+        return
+    template = load_tokenizer(spec.model).template
+    if template is None:
+        found = "has no chat template, and the data are messages"
+        raise BadRequest(f"model {spec.model}", found, "add chat_template.jinja or give text, or prompt and completion")
+    if spec.assistant_only and not _has_generation(template):
+        found = f"true needs {{% generation %}} in the chat template of {spec.model}, which has none"
+        raise BadRequest("assistant_only", found, "mark the assistant's part in chat_template.jinja")
+
+
+def _has_generation(template: str) -> bool:
+    tags = (part.split("%}", 1)[0].strip(" -+") for part in template.split("{%")[1:])
+    return "generation" in tags

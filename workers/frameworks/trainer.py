@@ -1,0 +1,139 @@
+"""What the adapters built on Hugging Face's Trainer share: its arguments, the run's files and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checks.samples import Sample
+from checks.spec import RunSpec
+from workers.frameworks.base import Launch
+
+LORA_PARAMETERS = r"\.lora_[AB]\."
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+"""a validation reads what was given and nothing else: a name that is no path must not become a download"""
+
+
+def build_environment() -> Mapping[str, str]:
+    """Return the variables of one process on one device: with several in sight, Trainer would use DataParallel."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {
+        **_OFFLINE,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": first,
+    }
+
+
+def build_arguments(spec: RunSpec, *, output: Path) -> dict[str, Any]:
+    """Return the keyword arguments of `transformers.TrainingArguments` that say what `spec` says.
+
+    Every default that differs between versions or between transformers and TRL is stated.
+    """
+    arguments: dict[str, Any] = {
+        "output_dir": str(output),
+        "max_steps": spec.steps,
+        "per_device_train_batch_size": spec.batch,
+        "gradient_accumulation_steps": spec.accumulation,
+        "learning_rate": spec.lr,
+        "lr_scheduler_type": _name_schedule(spec),
+        "warmup_steps": spec.warmup_steps,
+        "optim": {"adamw": "adamw_torch", "sgd": "sgd"}[spec.optimizer],
+        "adam_beta1": spec.beta1,
+        "adam_beta2": spec.beta2,
+        "adam_epsilon": spec.eps,
+        "weight_decay": spec.weight_decay,
+        "max_grad_norm": spec.max_grad_norm,
+        "bf16": spec.precision == "bf16",
+        "fp16": False,
+        "gradient_checkpointing": spec.gradient_checkpointing,
+        "seed": spec.seed,
+        "data_seed": spec.seed,
+        "save_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        # A NaN replaced by the running mean would look like a healthy curve.
+        "logging_nan_inf_filter": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    if spec.optimizer == "sgd":
+        arguments["optim_args"] = f"momentum={spec.momentum!r}"
+    if spec.gradient_checkpointing:
+        # Reentrant checkpointing gives no gradients to adapters whose input needs none.
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    return arguments
+
+
+def _name_schedule(spec: RunSpec) -> str:
+    # Transformers' `constant` ignores warmup_steps; the other two honour them.
+    return "constant_with_warmup" if spec.schedule == "constant" and spec.warmup_steps else spec.schedule
+
+
+def build_lora(spec: RunSpec) -> dict[str, Any] | None:
+    """Return the keyword arguments of `peft.LoraConfig`, or None for full training.
+
+    `init_lora_weights=False` draws both factors: PEFT's default leaves lora_B zero, and then every gradient of lora_A
+    is zero at the first step and a wrong one cannot be seen.
+    """
+    if not spec.lora:
+        return None
+    return {
+        "r": spec.lora_r,
+        "lora_alpha": spec.lora_alpha,
+        "target_modules": list(spec.lora_targets),
+        "lora_dropout": 0.0,
+        "init_lora_weights": False,
+        "task_type": "CAUSAL_LM",
+    }
+
+
+def write_run(
+    config: Mapping[str, Any], samples: tuple[Sample, ...], *, driver: Path, scratch: Path, spec: RunSpec
+) -> Launch:
+    """Write rows.jsonl and config.json into `scratch`, each whole or not at all, and return the command."""
+    scratch = scratch.resolve()
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows, file = scratch / "rows.jsonl", scratch / "config.json"
+    _write_whole(rows, "".join(json.dumps(_normalise(sample), ensure_ascii=False) + "\n" for sample in samples))
+    _write_whole(file, json.dumps({**config, "rows": str(rows)}, indent=2) + "\n")
+    return Launch(
+        command=(sys.executable, "-u", str(driver), str(file)),
+        environment=build_environment(),
+        full_parameters=LORA_PARAMETERS if spec.lora else None,
+        output=Path(config["arguments"]["output_dir"]),
+    )
+
+
+def build_config(spec: RunSpec, *, scratch: Path) -> dict[str, Any]:
+    """Return what every driver on the Trainer reads: the model, its dtype and attention, arguments, adapters."""
+    return {
+        "model": str(spec.model.resolve()),
+        "dtype": "bfloat16" if spec.precision == "bf16_params" else "float32",
+        "attention": spec.attention,
+        "seed": spec.seed,
+        "seq_len": spec.seq_len,
+        "assistant_only": spec.assistant_only,
+        "lora": build_lora(spec),
+        "arguments": build_arguments(spec, output=scratch.resolve() / "output"),
+    }
+
+
+def _normalise(sample: Sample) -> dict[str, Any]:
+    """The row as a framework's data set holds it: only the columns of its form."""
+    if sample.form == "messages":
+        return {"messages": [{"role": role, "content": content} for role, content in sample.messages]}
+    if sample.form == "text":
+        return {"text": sample.text}
+    return {"prompt": sample.prompt, "completion": sample.completion}
+
+
+def _write_whole(path: Path, content: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    aside.write_text(content, encoding="utf-8")
+    aside.replace(path)

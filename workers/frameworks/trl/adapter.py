@@ -1,0 +1,53 @@
+"""TRL: `SFTTrainer`, plain, packed or assistant-only, full parameters or LoRA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from checks.errors import BadRequest
+from checks.samples import read_samples
+from checks.spec import RunSpec
+from workers.frameworks.base import Launch
+from workers.frameworks.requests import check_request
+from workers.frameworks.trainer import build_config, write_run
+
+DRIVER = Path(__file__).with_name("train.py")
+PACKING_STRATEGY = "bfd"
+"""TRL's default, best fit decreasing: documents stay whole or are cut at seq_len, batches are one row, unpadded"""
+
+
+class TrlAdapter:
+    """`trl.SFTTrainer`, which tokenises, masks and packs the rows itself."""
+
+    name = "trl"
+
+    def check(self, spec: RunSpec) -> None:
+        """Raise BadRequest for an adapter on the head, and for what no framework can run."""
+        if spec.lora and "lm_head" in spec.lora_targets:
+            found = "TRL computes log-probabilities from lm_head.weight directly and refuses an adapter on lm_head"
+            raise BadRequest("lora_targets", found, "leave lm_head out")
+        check_request(spec, read_samples(spec.data))
+
+    def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
+        """Write the driver's configuration and rows into `scratch`."""
+        self.check(spec)
+        samples = read_samples(spec.data)
+        config = build_config(spec, scratch=scratch)
+        config["arguments"] |= _build_sft_arguments(spec, form=samples[0].form)
+        return write_run(config, samples, driver=DRIVER, scratch=scratch, spec=spec)
+
+
+def _build_sft_arguments(spec: RunSpec, *, form: str) -> dict[str, Any]:
+    """What `trl.SFTConfig` adds to TrainingArguments."""
+    conversational = form == "messages"
+    return {
+        "max_length": spec.seq_len,
+        "truncation_mode": "keep_start",
+        "packing": spec.packing,
+        "packing_strategy": PACKING_STRATEGY,
+        "assistant_only_loss": spec.assistant_only and conversational,
+        # TRL's default for prompt and completion is to learn the completion alone.
+        "completion_only_loss": spec.assistant_only and not conversational,
+        "loss_type": "nll",
+    }

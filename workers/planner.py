@@ -1,0 +1,58 @@
+"""Which framework runs a validation takes: equal needs of its checks are merged into one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from checks.check import Check, Role, spec_of
+from checks.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One framework run, the role it plays, and the checks that read it."""
+
+    role: Role
+    spec: RunSpec
+    checks: tuple[str, ...]
+
+    @property
+    def captured_steps(self) -> tuple[int, ...]:
+        """The first step, and the last: the update is judged at both."""
+        return (1,) if self.spec.steps == 1 else (1, self.spec.steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs in order, the checks that will be judged, and those that have nothing to say on this run, with the
+    reason.
+    """
+
+    runs: tuple[PlannedRun, ...]
+    judged: tuple[Check, ...]
+    skipped: tuple[tuple[Check, str], ...]
+
+    @property
+    def needs_reference(self) -> bool:
+        return any(check.reference for check in self.judged)
+
+    def needs(self, name: str) -> bool:
+        return any(check.name == name for check in self.judged)
+
+
+def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
+    """Sort checks into judged and skipped, and merge what the judged ones need."""
+    skipped, judged = [], []
+    for check in checks:
+        reason = check.applies(spec)
+        if reason is None:
+            judged.append(check)
+        else:
+            skipped.append((check, reason))
+    runs: dict[Role, PlannedRun] = {}
+    for role in Role:
+        readers = tuple(check.name for check in judged if role in check.roles)
+        if readers:
+            runs[role] = PlannedRun(role, spec_of(role, spec), readers)
+    return Plan(tuple(runs.values()), tuple(judged), tuple(skipped))

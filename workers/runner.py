@@ -1,0 +1,243 @@
+"""One framework run: the recorder in front of the framework's command, with its log, its limits and its end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from checks.errors import BadRequest
+from workers.frameworks.base import Launch
+from workers.last_error import read_last_error
+from workers.sandbox import Sandbox, scrub_environment
+
+Ending = Literal["completed", "failed", "timed_out", "out_of_memory", "cancelled"]
+
+POLL_S = 0.1
+"""How often a silent run is looked at: for its end, its memory, its time and a cancellation."""
+
+MEMORY_POLL_S = 0.25
+
+LINE_LIMIT_BYTES = 1 << 16
+"""A longer line is handed on in pieces, so that output without line ends does not fill the memory."""
+
+OUT_OF_MEMORY_SIGNS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+"""How Python, torch's allocators and the operating system word it."""
+
+
+@dataclass(frozen=True)
+class FrameworkRun:
+    """How one framework process ended and what it left."""
+
+    exit_code: int
+    """the command's, as a shell would give it: 128 + n for signal n"""
+    signal: int | None
+    ending: Ending
+    log: Path
+    capture: Path | None
+    """directory with a manifest; None where the recorder left none"""
+    elapsed_s: float
+    peak_memory_bytes: int
+    last_error: str | None
+    """the last line of the log's last traceback and its innermost frame"""
+
+
+def build_command(
+    launch: Launch,
+    *,
+    out: Path,
+    steps: Sequence[int],
+    full: bool = False,
+    modules: str | None = None,
+    preload: Sequence[Path] = (),
+) -> list[str]:
+    """The argument list that runs `launch.command` with the recorder in front."""
+    command = [sys.executable, "-m", "plumbline_capture", "run", "--out", str(out)]
+    command += ["--steps", ",".join(map(str, steps))]
+    if full:
+        command += ["--full"]
+    if modules is not None:
+        command += ["--modules", modules]
+    if launch.full_parameters:
+        command += ["--full-parameters", launch.full_parameters]
+    for file in preload:
+        command += ["--preload", str(file)]
+    return [*command, "--", *launch.command]
+
+
+def run_framework(
+    launch: Launch,
+    *,
+    out: Path,
+    scratch: Path,
+    log: Path,
+    steps: tuple[int, ...],
+    full: bool = False,
+    modules: str | None = None,
+    preload: tuple[Path, ...] = (),
+    time_limit_s: float,
+    memory_limit_bytes: int | None,
+    on_line: Callable[[str], None],
+    cancelled: Callable[[], bool],
+) -> FrameworkRun:
+    """Run a framework to its end or to a limit; no process of it outlives this call, whatever is raised meanwhile.
+
+    out: directory that the recorder makes; log: file for stdout and stderr together; on_line: called with each line.
+    Raises BadRequest when `out` exists or a preload file is missing.
+    """
+    _check_paths(out=out, preload=preload)
+    scratch.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = build_command(launch, out=out.resolve(), steps=steps, full=full, modules=modules, preload=preload)
+    environment = scrub_environment(scratch=scratch.resolve(), extra=launch.environment)
+    started = time.monotonic()
+    sandbox = Sandbox(command, cwd=scratch, environment=environment)
+    try:
+        with log.open("wb") as file:
+            output = _Output(sandbox, file, on_line)
+            watch = _watch(
+                sandbox,
+                output,
+                deadline=started + time_limit_s,
+                memory_limit_bytes=memory_limit_bytes,
+                cancelled=cancelled,
+            )
+            end = sandbox.stop_at_once if watch.stopped == "out_of_memory" else sandbox.stop
+            end(meanwhile=output.take_available)
+            output.finish()
+    finally:
+        sandbox.stop()
+        assert sandbox.process.stdout is not None
+        sandbox.process.stdout.close()
+    elapsed_s = time.monotonic() - started
+    exit_code, number = _read_exit(sandbox.process.returncode)
+    last_error = read_last_error(log) if exit_code else None
+    return FrameworkRun(
+        exit_code=exit_code,
+        signal=number,
+        ending=_name_ending(watch.stopped, exit_code=exit_code, last_error=last_error),
+        log=log,
+        capture=out if (out / "manifest.json").is_file() else None,
+        elapsed_s=elapsed_s,
+        peak_memory_bytes=watch.peak_memory_bytes,
+        last_error=last_error,
+    )
+
+
+@dataclass
+class _Watch:
+    stopped: Ending | None = None
+    """why this side ended the run; None where it ended by itself"""
+    peak_memory_bytes: int = 0
+
+
+class _Output:
+    """Takes the run's output from its pipe without blocking, into the log and, line by line, to `on_line`."""
+
+    def __init__(self, sandbox: Sandbox, file: BinaryIO, on_line: Callable[[str], None]) -> None:
+        assert sandbox.process.stdout is not None
+        self._descriptor = sandbox.process.stdout.fileno()
+        self._file = file
+        self._on_line = on_line
+        self._rest = b""
+        os.set_blocking(self._descriptor, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._descriptor, selectors.EVENT_READ)
+        self.ended = False
+
+    def wait_and_take(self, seconds: float) -> None:
+        """Take what there is, waiting up to `seconds` for the first byte."""
+        if self.ended:
+            time.sleep(seconds)
+        elif self._selector.select(seconds):
+            self._take()
+
+    def take_available(self) -> None:
+        """Take what is in the pipe now."""
+        while not self.ended and self._selector.select(0):
+            self._take()
+
+    def finish(self) -> None:
+        """Take the rest, after the last process is gone, with a last line that has no line end."""
+        self.take_available()
+        if self._rest:
+            self._on_line(_decode(self._rest))
+        self._selector.close()
+
+    def _take(self) -> None:
+        chunk = os.read(self._descriptor, 1 << 16)
+        if not chunk:
+            self.ended = True
+            self._selector.unregister(self._descriptor)
+            return
+        self._file.write(chunk)
+        self._file.flush()
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > LINE_LIMIT_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._on_line(_decode(line))
+
+
+def _watch(
+    sandbox: Sandbox,
+    output: _Output,
+    *,
+    deadline: float,
+    memory_limit_bytes: int | None,
+    cancelled: Callable[[], bool],
+) -> _Watch:
+    watch = _Watch()
+    next_memory = 0.0
+    while sandbox.process.poll() is None:
+        output.wait_and_take(POLL_S)
+        now = time.monotonic()
+        if now >= next_memory:
+            watch.peak_memory_bytes = max(watch.peak_memory_bytes, sandbox.measure_memory())
+            next_memory = now + MEMORY_POLL_S
+        if cancelled():
+            watch.stopped = "cancelled"
+        elif memory_limit_bytes is not None and watch.peak_memory_bytes > memory_limit_bytes:
+            watch.stopped = "out_of_memory"
+        elif now >= deadline:
+            watch.stopped = "timed_out"
+        if watch.stopped is not None:
+            break
+    return watch
+
+
+def _check_paths(*, out: Path, preload: Sequence[Path]) -> None:
+    if out.exists():
+        raise BadRequest("out", f"{out} exists", "name a directory that does not")
+    for file in preload:
+        if not file.is_file():
+            raise BadRequest("preload", f"{file} is not a file", "name a Python file that defines install()")
+
+
+def _read_exit(returncode: int) -> tuple[int, int | None]:
+    """The exit code as a shell gives it, and the signal: the recorder passes its command's on as 128 + n."""
+    if returncode < 0:
+        return 128 - returncode, -returncode
+    if 128 < returncode <= 128 + 64:
+        return returncode, returncode - 128
+    return returncode, None
+
+
+def _name_ending(stopped: Ending | None, *, exit_code: int, last_error: str | None) -> Ending:
+    if stopped is not None:
+        return stopped
+    if exit_code == 0:
+        return "completed"
+    if last_error is not None and any(sign in last_error for sign in OUT_OF_MEMORY_SIGNS):
+        return "out_of_memory"
+    return "failed"
+
+
+def _decode(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").rstrip("\r")

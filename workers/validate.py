@@ -1,0 +1,269 @@
+"""A validation without a server: ask, plan, capture, refer, judge, and trace a failing forward to its module."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from checks.assemble import assemble, locate
+from checks.captures.capture import Capture, open_capture
+from checks.check import Check, Role, skipped
+from checks.errors import BadRequest, CaptureError
+from checks.faults import fault
+from checks.material import Material, RunOutcome
+from checks.models import resolve_model
+from checks.registry import find_checks
+from checks.samples import resolve_data
+from checks.spec import RunSpec
+from checks.verdict import Status, Verdict
+from workers.frameworks import Adapter, adapter, default_settings
+from workers.planner import Plan, PlannedRun, make_plan
+from workers.request import PhaseTime, Progress, ValidationRequest, ValidationResult
+from workers.runner import FrameworkRun, run_framework
+from workers.settings import parse_settings
+
+LOCATED_BY = frozenset({"step.loss", "step.gradients", "data.packing"})
+"""Checks whose failure a second pass, with every module's inputs, can trace to the first wrong module."""
+
+ALL_MODULES = ".+"
+LAST_OUTPUT_CHARACTERS = 300
+
+
+@dataclass
+class _Session:
+    """One validation under way: where it writes, whom it tells, and what it has spent."""
+
+    request: ValidationRequest
+    workspace: Path
+    on_progress: Callable[[Progress], None]
+    cancelled: Callable[[], bool]
+    started: float = field(default_factory=time.monotonic)
+    phases: list[PhaseTime] = field(default_factory=list)
+    runs: list[FrameworkRun] = field(default_factory=list)
+    last_line: str = ""
+
+    @contextmanager
+    def phase(self, name: str, detail: str, fraction: float) -> Iterator[None]:
+        begin = time.monotonic()
+        self.tell(name, detail, fraction)
+        try:
+            yield
+        finally:
+            self.phases.append(PhaseTime(name, time.monotonic() - begin))
+
+    def tell(self, phase: str, detail: str, fraction: float | None) -> None:
+        self.on_progress(Progress(phase, detail, fraction, time.monotonic() - self.started))
+
+
+def validate(
+    request: ValidationRequest, *, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+) -> ValidationResult:
+    """Run one validation in this process, its framework runs as subprocesses.
+
+    Raises:
+        BadRequest: before anything has run, for a request that cannot be met.
+    """
+    spec, checks, chosen = build_spec(request)
+    plan = make_plan(spec, checks)
+    with _workspace(request) as workspace:
+        session = _Session(request, workspace, on_progress, cancelled)
+        outcomes: dict[Role, RunOutcome] = {}
+        for index, planned in enumerate(plan.runs):
+            fraction = 0.8 * index / max(len(plan.runs), 1)
+            outcomes[planned.role] = _execute(session, chosen, planned, fraction)
+        verdicts = tuple(_judge_all(session, chosen, plan, spec, outcomes))
+        return ValidationResult(
+            request=request,
+            spec=spec,
+            verdicts=verdicts,
+            phases=tuple(session.phases),
+            runs=tuple(session.runs),
+            environment=_environment(outcomes),
+            warnings=tuple(_warnings(spec, outcomes)),
+        )
+
+
+def build_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...], Adapter]:
+    """Check the whole request and state it as a run spec.
+
+    Raises:
+        BadRequest: naming the field, what was found, and the remedy.
+    """
+    chosen = adapter(request.framework)
+    checks = find_checks(request.checks)
+    if request.inject is not None:
+        fault(request.inject)
+    data = resolve_data(request.data)
+    model = resolve_model(request.model)
+    defaults = parse_settings([f"{key}={value}" for key, value in default_settings(model.family).items()], defaults={})
+    settings: dict[str, object] = {**defaults, **request.settings}
+    if request.inject == "adapter-frozen":
+        settings.setdefault("lora", True)
+    spec = RunSpec(
+        framework=request.framework,
+        model=model.path,
+        data=data,
+        fault=request.inject,
+        **settings,  # type: ignore[arg-type]
+    )
+    chosen.check(spec)
+    return spec, checks, chosen
+
+
+def _execute(session: _Session, chosen: Adapter, planned: PlannedRun, fraction: float) -> RunOutcome:
+    """Run the framework once with the recorder in front and open what it recorded."""
+    label = planned.role.value
+    steps = planned.captured_steps
+    named = f"{planned.spec.framework}, {planned.spec.steps} steps of {planned.spec.batch} × {planned.spec.accumulation} rows"
+    with session.phase(f"run: {label}", f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
+        run = _run(session, chosen, planned.spec, label, steps=steps, full=session.request.full, modules=None)
+    return _outcome(session, run)
+
+
+def _run(
+    session: _Session,
+    chosen: Adapter,
+    spec: RunSpec,
+    label: str,
+    *,
+    steps: tuple[int, ...],
+    full: bool,
+    modules: str | None,
+) -> FrameworkRun:
+    scratch = session.workspace / "scratch" / label
+    launch = chosen.prepare(spec, scratch)
+    preload = (fault(spec.fault).file,) if spec.fault else ()
+
+    def on_line(line: str) -> None:
+        if line.strip():
+            session.last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
+            session.tell(f"run: {label}", session.last_line, None)
+
+    session.last_line = ""
+    run = run_framework(
+        launch,
+        out=session.workspace / "captures" / label,
+        scratch=scratch,
+        log=session.workspace / "logs" / f"{label}.log",
+        steps=steps,
+        full=full,
+        modules=modules,
+        preload=preload,
+        time_limit_s=session.request.time_limit_s,
+        memory_limit_bytes=session.request.memory_limit_bytes,
+        on_line=on_line,
+        cancelled=session.cancelled,
+    )
+    session.runs.append(run)
+    return run
+
+
+def _outcome(session: _Session, run: FrameworkRun) -> RunOutcome:
+    capture: Capture | None = None
+    unreadable: str | None = None
+    if run.capture is None:
+        unreadable = "the recorder wrote no capture"
+    else:
+        try:
+            capture = open_capture(run.capture)
+        except CaptureError as error:
+            unreadable = str(error)
+    return RunOutcome(run.ending, run.exit_code, run.elapsed_s, run.last_error, capture, unreadable, session.last_line)
+
+
+def _judge_all(
+    session: _Session, chosen: Adapter, plan: Plan, spec: RunSpec, outcomes: Mapping[Role, RunOutcome]
+) -> Iterator[Verdict]:
+    run = outcomes.get(Role.RUN)
+    judged: dict[str, Verdict] = {}
+    if run is not None and not session.cancelled():
+        with session.phase("reference", "float64 reference and its noise floor", 0.8):
+            material = assemble(
+                spec,
+                run,
+                outcomes.get(Role.MERGED),
+                references=plan.needs_reference,
+                definition=plan.needs("model.definition"),
+            )
+        with session.phase("judge", f"{len(plan.judged)} checks", 0.9):
+            judged = {check.name: _judge(check, material) for check in plan.judged}
+        if any(judged[name].status is Status.FAIL for name in LOCATED_BY & set(judged)):
+            material = _trace(session, chosen, spec, material)
+            with session.phase("judge", "again, with the first wrong module", 0.98):
+                judged |= {c.name: _judge(c, material) for c in plan.judged if c.name in LOCATED_BY}
+    reasons = {check.name: reason for check, reason in plan.skipped}
+    for check in (*plan.judged, *(check for check, _ in plan.skipped)):
+        if check.name in reasons:
+            yield skipped(check.name, reasons[check.name])
+        else:
+            cancelled = Verdict(
+                check.name, Status.INCONCLUSIVE, "the validation was cancelled before this check was judged"
+            )
+            yield judged.get(check.name, cancelled)
+
+
+def _judge(check: Check, material: Material) -> Verdict:
+    """Judge one check; a judge that breaks is an error of Plumbline, never of the framework."""
+    begin = time.monotonic()
+    try:
+        verdict = check.judge(material)
+    except Exception as error:  # an error verdict keeps the other checks' answers
+        sentence = f"Plumbline's judge broke ({type(error).__name__}: {error}); report this with the JSON output"
+        verdict = Verdict(check.name, Status.ERROR, sentence)
+    return replace(verdict, elapsed_s=time.monotonic() - begin)
+
+
+def _trace(session: _Session, chosen: Adapter, spec: RunSpec, material: Material) -> Material:
+    """Run the first captured step again with every module's input and output, and find the first wrong module."""
+    if material.first_reference() is None:
+        return material
+    with session.phase("second pass", "the failing step again, recording every module's input and output", 0.95):
+        step = min(material.references)
+        run = _run(
+            session, chosen, replace(spec, steps=step), "second-pass", steps=(step,), full=False, modules=ALL_MODULES
+        )
+        outcome = _outcome(session, run)
+    if outcome.capture is None or step not in outcome.capture.steps:
+        return material
+    with session.phase("first divergence", "each module of the reference on the framework's own inputs", 0.97):
+        return locate(material, outcome.capture)
+
+
+@contextmanager
+def _workspace(request: ValidationRequest) -> Iterator[Path]:
+    """The directory named by --out, kept; else a temporary one that goes with the validation."""
+    if request.out is not None:
+        if request.out.exists() and any(request.out.iterdir()):
+            raise BadRequest("out", f"{request.out} is not empty", "name a new directory")
+        request.out.mkdir(parents=True, exist_ok=True)
+        yield request.out
+        return
+    workspace = Path(tempfile.mkdtemp(prefix="plumbline-"))
+    try:
+        yield workspace
+    finally:
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+def _environment(outcomes: Mapping[Role, RunOutcome]) -> dict[str, str]:
+    """Packages of the framework's process, with this machine's Python; what the capture says comes first."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    run = outcomes.get(Role.RUN)
+    if run is not None and run.capture is not None:
+        found |= run.capture.packages
+    return found
+
+
+def _warnings(spec: RunSpec, outcomes: Mapping[Role, RunOutcome]) -> Iterator[str]:
+    if spec.fault is not None:
+        yield f"the fault {spec.fault} was injected: {fault(spec.fault).summary}"
+    for role, outcome in outcomes.items():
+        if outcome.capture is not None:
+            for missing in outcome.capture.missing:
+                yield f"{role.value} run: {missing.what} was not recorded ({missing.why})"
