@@ -12,9 +12,9 @@ from checks.spec import Attention, Precision, RunSpec
 SCRIPT = Path(__file__).parent / "step.py"
 BASELINE = "plain"
 """variant of the healthy float32 step, eager attention, one batch: what the published rules compare with"""
-ROWS = 4
+ROWS = 8
 """rows of the step's batch, as in step.py"""
-LONGEST = 48
+LONGEST = 96
 
 Kind = Literal["healthy", "forward fault", "loss fault"]
 
@@ -57,9 +57,7 @@ CASES: tuple[Case, ...] = (
     Case("sdpa", "healthy: eager → SDPA", "sdpa", "healthy", attention="sdpa"),
     Case("micro-batches", "healthy: 2 micro-batches", "micro-batches", "healthy", micro_batches=2),
     Case("bf16", "healthy: bf16 autocast against fp32", "bf16", "healthy", precision="bf16"),
-    Case(
-        "scale-double", "attention scale × 2, one layer", "scale-double", "forward fault", "model.layers.1.self_attn"
-    ),
+    Case("scale-double", "attention scale × 2, one layer", "scale-double", "forward fault", "model.layers.1.self_attn"),
     Case("scale-percent", "attention scale + 1 %", "scale-percent", "forward fault", "model.layers.1.self_attn"),
     # Every norm is wrong; the first to run is the first wrong module.
     Case("eps", "RMSNorm eps 1e-6 → 1e-5", "eps", "forward fault", "model.layers.0.input_layernorm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from checks.verdict import Status, Verdict
 
 JUDGES = ("step.settings", "step.loss", "step.denominator", "step.gradients")
 """the checks that one captured step feeds; the update needs a third step, and accumulation a second run"""
+
+SCALE, BLOCKS = "scale of all", " by block"
+"""how `checks.tolerance` names the limit of the pooled scale, and those of single heads and vocabulary rows"""
 
 
 @dataclass(frozen=True)
@@ -31,21 +35,22 @@ class Judgement:
 
     @property
     def right(self) -> bool:
-        """Healthy: every check passes. Faulty: one fails at least. And the first wrong module is the faulty one, or none."""
+        """Every check passes a healthy step, one at least fails a faulty one, and the first wrong module is the faulty
+        one: none where the forward is right."""
         seen = all(v.status is Status.PASS for v in self.verdicts.values()) if self.case.healthy else bool(self.failed)
         return seen and self.first_wrong_module == self.case.module
 
     @property
     def smallest_scale(self) -> float:
         """The smallest relative error, common to all gradients, that `step.gradients` would have seen."""
-        return self._limits["scale of all"]
+        return self._limits.get(SCALE, math.inf)
 
     @property
     def smallest_in_a_tensor(self) -> tuple[float, str]:
         """The smallest relative fault that would have been seen in any parameter's gradient, and the weakest kind."""
-        whole = {kind: limit for kind, limit in self._limits.items() if kind != "scale of all" and "block" not in kind}
-        weakest = max(whole, key=lambda kind: whole[kind])
-        return whole[weakest], weakest
+        whole = {kind: limit for kind, limit in self._limits.items() if kind != SCALE and not kind.endswith(BLOCKS)}
+        weakest = max(whole, key=lambda kind: whole[kind], default="parameter")
+        return whole.get(weakest, math.inf), weakest
 
     @property
     def _limits(self) -> Mapping[str, float]:
@@ -55,8 +60,8 @@ class Judgement:
 def judge(case: Case, capture: Capture, *, checkpoint: Path, data: Path) -> Judgement:
     """Hold a recorded step against its float64 reference, as a validation does.
 
-    `data` gives no documents to look for: the batch is random tokens, so that its rows are told by the mask. The capture
-    holds every module's input and output already, so it is its own second pass.
+    `data` gives no documents to look for: the batch is random tokens, so that its rows are told by the mask. The
+    capture holds every module's input and output already, so it is its own second pass.
     """
     outcome = RunOutcome("completed", 0, 0.0, None, capture, None)
     material = assemble(case.make_spec(checkpoint, data), outcome, None, references=True, definition=False)

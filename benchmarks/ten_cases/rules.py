@@ -177,7 +177,7 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 def _dissimilarity(a: torch.Tensor, b: torch.Tensor) -> float:
     x, y = a.double(), b.double()
     size = float((x * x + y * y).sum())
-    return 1.0 - 2.0 * float((x * y).sum()) / size if size > 0.0 else 0.0
+    return 0.0 if size == 0.0 else 1.0 - 2.0 * float((x * y).sum()) / size
 
 
 def _reaches_accuracy(a: torch.Tensor, b: torch.Tensor) -> bool:

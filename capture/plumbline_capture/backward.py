@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from torch.nn import utils
@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad
 from plumbline_capture.calls import to_float
 from plumbline_capture.loss import settle_losses
 from plumbline_capture.represent import keep_tensor, locate, norm_of
+from plumbline_capture.roots import Root
 from plumbline_capture.state import Recorder, inside_backward, is_compiling
 
 _CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
@@ -31,10 +32,16 @@ def wrap_backward(recorder: Recorder) -> None:
             original(tensors, *args, **kwargs)
             recorder.now.backwards += 1
             return None
-        with recorder.guarded("backward"):
-            gradient = args[0] if args else kwargs.get("grad_tensors")
+        gradient = args[0] if args else kwargs.get("grad_tensors")
+        if recorder.now.open_micro_batch is not None:
             _observe_backward(recorder, tensors, gradient)
-        original(tensors, *args, **kwargs)
+            original(tensors, *args, **kwargs)
+        else:  # of another model, unless it reaches the parameters of this one
+            marks = _gradient_marks(recorder.root)
+            original(tensors, *args, **kwargs)
+            if _gradient_marks(recorder.root) == marks:
+                return None
+            _observe_backward(recorder, tensors, gradient)
         recorder.now.backwards += 1
         recorder.now.open_micro_batch = None
         return None
@@ -42,7 +49,18 @@ def wrap_backward(recorder: Recorder) -> None:
     torch.autograd.backward = backward
 
 
+def _gradient_marks(root: Root) -> List[Tuple[int, int]]:
+    """Return what changes when a backward adds to any gradient of the model."""
+    gradients = [parameter.grad for parameter in root.outer.parameters()]
+    return [(id(gradient), gradient._version) for gradient in gradients if gradient is not None]
+
+
 def _observe_backward(recorder: Recorder, tensors: Any, gradients: Any) -> None:
+    with recorder.guarded("backward"):
+        _record_backward(recorder, tensors, gradients)
+
+
+def _record_backward(recorder: Recorder, tensors: Any, gradients: Any) -> None:
     micro_batch = recorder.micro_batch()
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if len(given) == 1:

@@ -109,31 +109,40 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def describe(tensor: torch.Tensor) -> Dict[str, Any]:
     """Return count, mean, rms, norm, min and max of the finite part in float64, and the number of non-finite values."""
     flat = tensor.detach().reshape(-1)
-    stats: Dict[str, Any] = {"count": flat.numel(), "mean": None, "rms": None, "norm": None, "min": None, "max": None}
-    stats["nonfinite"] = 0
-    if flat.numel() == 0:
-        return stats
-    if not flat.dtype.is_floating_point:
-        flat = flat.to(torch.float64)
-    low, high = (float(value) for value in torch.aminmax(flat))
-    if not (math.isfinite(low) and math.isfinite(high)):  # aminmax lets NaN through
-        flat = flat[torch.isfinite(flat)]
-        stats["nonfinite"] = stats["count"] - flat.numel()
-        if flat.numel() == 0:
-            return stats
-        low, high = (float(value) for value in torch.aminmax(flat))
-    total = sum(float(block.sum(dtype=torch.float64)) for block in _blocks(flat))
-    norm = norm_of(flat)
-    stats.update(mean=total / flat.numel(), rms=norm / math.sqrt(flat.numel()), norm=norm, min=low, max=high)
+    count, finite = flat.numel(), 0
+    total, squares, low, high = 0.0, 0.0, math.inf, -math.inf
+    for block in _blocks(flat):
+        block_low, block_high = (float(value) for value in torch.aminmax(block))
+        if not (math.isfinite(block_low) and math.isfinite(block_high)):  # aminmax lets NaN through
+            block = block[torch.isfinite(block)]
+            if block.numel() == 0:
+                continue
+            block_low, block_high = (float(value) for value in torch.aminmax(block))
+        finite += block.numel()
+        low, high = min(low, block_low), max(high, block_high)
+        total += float(block.sum(dtype=torch.float64))
+        squares += _norm(block) ** 2
+    stats: Dict[str, Any] = {"count": count, "mean": None, "rms": None, "norm": None, "min": None, "max": None}
+    if finite:
+        norm = math.sqrt(squares)
+        stats.update(mean=total / finite, rms=norm / math.sqrt(finite), norm=norm, min=low, max=high)
+    stats["nonfinite"] = count - finite
     return stats
 
 
 def norm_of(tensor: torch.Tensor) -> float:
     """Return the Euclidean norm of a tensor, summed in float64."""
-    norms = (float(torch.linalg.vector_norm(block, dtype=torch.float64)) for block in _blocks(tensor.reshape(-1)))
-    return math.sqrt(sum(norm * norm for norm in norms))
+    return math.sqrt(sum(_norm(block) ** 2 for block in _blocks(tensor.detach().reshape(-1))))
+
+
+def _norm(block: torch.Tensor) -> float:
+    if not block.is_floating_point():
+        block = block.to(torch.float64)
+    return float(torch.linalg.vector_norm(block, dtype=torch.float64))
 
 
 def _blocks(flat: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-    """Cut (n,) into pieces whose float64 copy stays in a core's cache."""
-    return torch.split(flat, NORM_BLOCK if flat.device.type == "cpu" else max(flat.numel(), 1))
+    """Cut (n,) into pieces small enough that all that is computed of one finds it in a core's cache."""
+    if flat.numel() == 0:
+        return ()
+    return torch.split(flat, NORM_BLOCK if flat.device.type == "cpu" else flat.numel())

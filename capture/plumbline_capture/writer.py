@@ -71,7 +71,7 @@ def publish(recorder: Recorder) -> None:
         "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
         "pid": recorder.pid,
         "steps": recorder.step_records,
-        "tensors": [dataclasses.asdict(entry) for entry in recorder.entries],
+        "tensors": [vars(entry) for entry in recorder.entries],
         "files": recorder.files,
         "missing": [dataclasses.asdict(note) for note in recorder.missing],
         "environment": recorder.environment,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from statistics import median
 
+from checks.architecture.step_loss import read_targets, token_errors
 from checks.captures.capture import Capture
 from checks.captures.differences import Difference, record_difference
 from checks.check import Check, inconclusive
@@ -148,6 +149,9 @@ def _read(
             Pattern.OBJECTIVE_SCALE,
             "gradient clipping",
         )
+    misplaced = read_targets(reference.micro_batches)
+    if misplaced is not None:
+        return misplaced
     agrees = _forward_agrees(reference, MULTIPLES[material.spec.precision])
     signature = read_gradients(judgements, scale, forward_agrees=agrees)
     first = material.divergence.first if material.divergence else None
@@ -162,8 +166,6 @@ def _read(
 
 
 def _forward_agrees(reference: Reference, multiple: float) -> bool | None:
-    from checks.architecture.step_loss import token_errors
-
     if any(micro.token_losses_seen is None for micro in reference.micro_batches):
         return None
     worst = max((float(error.max()) for error in token_errors(reference) if error.numel()), default=0.0)

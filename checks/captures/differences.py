@@ -22,7 +22,8 @@ class Difference:
 
     `error` = ‖a − b‖, `norm` = ‖b‖, `other_norm` = ‖a‖. `dot` = ⟨a, b⟩, `square` = ⟨b, b⟩ and `other_square` = ⟨a, a⟩
     come from one representation, so that their ratios are exact for a = c·b even where each is an estimate.
-    `block_errors` and `block_norms`: (blocks,) float64, | ‖a_k‖ − ‖b_k‖ | and ‖b_k‖ of each block k, empty when the tensor is one block.
+    `block_errors` and `block_norms`: (blocks,) float64, | ‖a_k‖ − ‖b_k‖ | and ‖b_k‖ of each block k, empty when the
+    tensor is one block.
     """
 
     error: float

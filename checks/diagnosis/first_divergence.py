@@ -19,7 +19,7 @@ from torch import nn
 
 from checks.captures.capture import Capture
 from checks.references.batch import Document, MicroBatch
-from checks.references.step import forward_logits, lay_out
+from checks.references.step import ForwardBatch, forward_logits, lay_out
 
 Captured = Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]]
 """module path → (input, output) of one micro-batch, in the framework's layout"""
@@ -117,30 +117,75 @@ def _captured_modules(capture: Capture, step: int, index: int) -> Captured:
 def _run_resynchronised(
     model: nn.Module, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], *, dtype: torch.dtype
 ) -> dict[str, _Sums]:
-    """Run each document through the model, every module fed its captured input; outputs by completion order."""
+    """Run each document through the model, every module fed its captured input; outputs in order of completion.
+
+    One pass a level of nesting: feeding a module and its parts at once would hide what the module does between them.
+    """
+    paths = {path for modules in captured for path in modules if path and _submodule(model, path) is not None}
     found: dict[str, _Sums] = {}
+    levels = _levels(paths)
     with torch.no_grad():
-        for group in lay_out(micro_batches, "documents"):
-            for batch in group:
-                piece = batch.pieces[0]
-                modules = captured[piece.micro]
-                shape = micro_batches[piece.micro].input_ids.shape
-                handles = []
-                for path, (given, _) in modules.items():
-                    module = _submodule(model, path)
-                    if module is None or not path:
-                        continue
-                    if given is not None and (part := slice_document(given, piece.document, shape)) is not None:
-                        feed = _feeder(part.to(dtype) if part.is_floating_point() else part)
-                        handles.append(module.register_forward_pre_hook(feed, with_kwargs=True))
-                    keep = _keeper(found, path, (piece.micro, piece.document))
-                    handles.append(module.register_forward_hook(keep))
-                try:
-                    forward_logits(model, batch)
-                finally:
-                    for handle in handles:
-                        handle.remove()
-    return found
+        for level in levels:
+            for group in lay_out(micro_batches, "documents"):
+                for batch in group:
+                    piece = batch.pieces[0]
+                    shape = micro_batches[piece.micro].input_ids.shape
+                    _run_level(model, batch, captured[piece.micro], level, found, dtype=dtype, shape=shape)
+        return _in_order(model, found, lay_out(micro_batches, "documents"))
+
+
+def _levels(paths: set[str]) -> list[set[str]]:
+    """Modules by height: those that hold no other recorded module first. No level nests in itself."""
+    heights: dict[str, int] = {}
+    for path in sorted(paths, key=lambda p: -p.count(".")):
+        below = [heights[other] for other in heights if other.startswith(f"{path}.")]
+        heights[path] = 1 + max(below, default=-1)
+    return [{p for p, h in heights.items() if h == height} for height in sorted(set(heights.values()))]
+
+
+def _run_level(
+    model: nn.Module,
+    batch: ForwardBatch,
+    modules: Captured,
+    level: set[str],
+    found: dict[str, _Sums],
+    *,
+    dtype: torch.dtype,
+    shape: torch.Size,
+) -> None:
+    """One document's forward with the modules of one level fed their captured inputs and their outputs kept."""
+    piece = batch.pieces[0]
+    handles = []
+    for path in level & set(modules):
+        module = model.get_submodule(path)
+        given = modules[path][0]
+        part = None if given is None else slice_document(given, piece.document, shape)
+        if part is not None:
+            feed = _feeder(part.to(dtype) if part.is_floating_point() else part)
+            handles.append(module.register_forward_pre_hook(feed, with_kwargs=True))
+        handles.append(module.register_forward_hook(_keeper(found, path, (piece.micro, piece.document))))
+    try:
+        forward_logits(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _in_order(
+    model: nn.Module, found: Mapping[str, _Sums], groups: Sequence[Sequence[ForwardBatch]]
+) -> dict[str, _Sums]:
+    """The modules in the order in which one forward completes them."""
+    order: list[str] = []
+    handles = [
+        model.get_submodule(path).register_forward_hook(lambda _m, _a, _o, path=path: order.append(path))
+        for path in found
+    ]
+    try:
+        forward_logits(model, groups[0][0])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path: found[path] for path in dict.fromkeys(order)}
 
 
 def slice_document(tensor: torch.Tensor, document: Document, shape: torch.Size) -> torch.Tensor | None:

@@ -136,16 +136,18 @@ def _describe(
         return f"positions do not restart at {len(restarts)} documents ({restarts[0]})", "position_ids"
     if wrong and first <= threshold:
         start = wrong[0]
+        place = f"micro-batch {start.micro_batch}, row {start.document.row}, token {start.document.start}"
         return (
-            "documents see each other: token losses differ only from the second packed document on, "
-            f"in {len(wrong)} of {len(errors)} documents, by up to {later:.3g} nats (allowed {threshold:.2g}); first at micro-batch "
-            f"{start.micro_batch}, row {start.document.row}, token {start.document.start}"
+            "documents see each other: token losses differ only from the second packed document on, in "
+            f"{len(wrong)} of {len(errors)} documents, by up to {later:.3g} nats (allowed {threshold:.2g}); "
+            f"first at {place}"
         ), "attention mask"
     if crossing:
         return f"{crossing} targets lie across a document boundary", "labels"
     return (
         f"{len(wrong)} of {len(errors)} documents differ, first documents of a row too "
-        f"(by up to {max(first, later):.3g} nats, allowed {threshold:.2g}): the fault is not, or not only, in the packing"
+        f"(by up to {max(first, later):.3g} nats, allowed {threshold:.2g}): "
+        "the fault is not, or not only, in the packing"
     ), "model"
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-MAX_DOCUMENT_CANDIDATES = 64
+MAX_CUT_LENGTHS = 64
 """lengths at which documents may have been cut that are tried for one row, when the length is not stated"""
+
+_Tokens = tuple[int, ...]
 
 
 class NoBoundaries(ValueError):
     """The row cannot be told apart into documents; `str()` is the reason, one sentence without a full stop."""
-
-
-@dataclass
-class _Node:
-    """A trie over documents: the tokens seen so far, and whether a document may end here."""
-
-    children: dict[int, _Node] = field(default_factory=dict)
-    ends: bool = False
 
 
 def split_documents(
@@ -41,35 +34,29 @@ def split_documents(
     >>> split_documents([5, 6, 5, 7, 8, 0, 0], [[5, 6], [5, 7, 8, 9]], seq_len=3, pad_token_id=0)
     (range(0, 2), range(2, 5))
     """
-    row = list(input_ids_row)
+    row = tuple(input_ids_row)
+    known = {tuple(document) for document in documents} - {()}
     if not row:
         raise NoBoundaries("the row is empty")
-    root = _build_trie(documents)
-    if not root.children:
+    if not known:
         raise NoBoundaries("there is no document to find in the row")
     padding = _find_padding(row, pad_token_id)
-    found = _join(row, root, padding, seq_len)
-    for length in _cut_lengths(row, root, padding) if seq_len is None and not found else ():
-        found |= _join(row, root, padding, length)
+    found = _join(row, _cut(known, seq_len), padding)
+    if seq_len is None and not found:
+        for length in _find_cut_lengths(row, known, padding):
+            found |= _join(row, _cut(known, length), padding)
     if len(found) > 1:
         raise NoBoundaries("more than one way of joining documents gives the row")
     if not found:
         raise NoBoundaries("no way of joining documents of the data, whole or cut to one length, gives the row")
-    edges = found.pop()
-    return tuple(range(start, stop) for start, stop in pairwise(edges))
+    return tuple(range(start, stop) for start, stop in pairwise(found.pop()))
 
 
-def _build_trie(documents: Sequence[Sequence[int]]) -> _Node:
-    root = _Node()
-    for document in documents:
-        node = root
-        for token in document:
-            node = node.children.setdefault(token, _Node())
-        node.ends = node is not root
-    return root
+def _cut(documents: Collection[_Tokens], length: int | None) -> set[_Tokens]:
+    return {document[:length] for document in documents}
 
 
-def _find_padding(row: Sequence[int], pad_token_id: int | None) -> int:
+def _find_padding(row: _Tokens, pad_token_id: int | None) -> int:
     """First position of the trailing run that may be padding; documents may end in the padding token themselves."""
     start = len(row)
     while start and row[start - 1] == pad_token_id:
@@ -77,54 +64,50 @@ def _find_padding(row: Sequence[int], pad_token_id: int | None) -> int:
     return start
 
 
-def _walk(row: Sequence[int], root: _Node, start: int) -> Iterator[tuple[int, _Node]]:
-    """(stop, node) for every stop at which row[start:stop] begins some document."""
-    node = root
-    for position in range(start, len(row)):
-        following = node.children.get(row[position])
-        if following is None:
-            return
-        node = following
-        yield position + 1, node
+def _find_stops(row: _Tokens, pieces: Collection[_Tokens]) -> dict[int, set[int]]:
+    """start → the ends of the pieces that may begin there, for every start that pieces joined from 0 on reach."""
+    stops: dict[int, set[int]] = {}
+    pending = {0}
+    while pending:
+        start = pending.pop()
+        stops[start] = {start + len(piece) for piece in pieces if row[start : start + len(piece)] == piece}
+        pending |= stops[start] - stops.keys()
+    return stops
 
 
-def _stops(row: Sequence[int], root: _Node, start: int, length: int | None) -> Iterator[int]:
-    """Ends of the documents that may begin at `start`, whole and no longer than `length`, or cut to it."""
-    for stop, node in _walk(row, root, start):
-        if node.ends or stop - start == length:
-            yield stop
-        if stop - start == length:
-            return
-
-
-def _cut_lengths(row: Sequence[int], root: _Node, padding: int) -> tuple[int, ...]:
-    """Every length at which the first cut document of the row could end.
-
-    It begins where whole ones end, and what follows it begins a document or is padding.
-    """
-    reachable, tried = [0], set[int]()
-    seen = {0}
-    while reachable:
-        start = reachable.pop()
-        for stop, node in _walk(row, root, start):
-            if node.ends and stop not in seen:
-                seen.add(stop)
-                reachable.append(stop)
-            if stop >= padding or row[stop] in root.children:
-                tried.add(stop - start)
-    if len(tried) > MAX_DOCUMENT_CANDIDATES:
-        raise NoBoundaries(f"documents may have been cut at {len(tried)} lengths; state seq_len")
-    return tuple(sorted(tried))
-
-
-def _join(row: Sequence[int], root: _Node, padding: int, length: int | None) -> set[tuple[int, ...]]:
-    """Edges of up to two different ways of joining documents, cut to `length`, into the row."""
-    size = len(row)
-    ways: list[list[tuple[int, ...]]] = [[] for _ in range(size + 1)]
-    for start in range(size, -1, -1):
+def _join(row: _Tokens, pieces: Collection[_Tokens], padding: int) -> set[tuple[int, ...]]:
+    """Edges of up to two different ways of joining pieces into the row."""
+    stops = _find_stops(row, pieces)
+    ways: dict[int, list[tuple[int, ...]]] = {}
+    for start in sorted(stops, reverse=True):
         # The row may end here: what remains is padding, or nothing.
         tails: list[tuple[int, ...]] = [(start,)] if start and start >= padding else []
-        for stop in _stops(row, root, start, length) if start < size else ():
+        for stop in stops[start]:
             tails += [(start, *tail) for tail in ways[stop]]
         ways[start] = tails[:2]
     return set(ways[0])
+
+
+def _find_cut_lengths(row: _Tokens, documents: Collection[_Tokens], padding: int) -> set[int]:
+    """Every length at which the row's first cut document could end.
+
+    It begins where whole documents end, and what follows it begins a document or is padding.
+    """
+    beginnings = {document[0] for document in documents}
+    ends = {stop for stop in range(1, len(row) + 1) if stop >= padding or row[stop] in beginnings}
+    lengths = {
+        stop - start
+        for start in _find_stops(row, documents)
+        for shared in {_count_shared(row[start:], document) for document in documents}
+        for stop in range(start + 1, start + shared + 1)
+        if stop in ends
+    }
+    if len(lengths) > MAX_CUT_LENGTHS:
+        raise NoBoundaries(f"documents may have been cut at {len(lengths)} lengths; state seq_len")
+    return lengths
+
+
+def _count_shared(one: _Tokens, other: _Tokens) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (first, second) in pairs if first != second), min(len(one), len(other)))

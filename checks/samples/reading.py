@@ -48,8 +48,7 @@ def read_samples(path: Path | str, *, limit: int | None = None) -> tuple[Sample,
     samples: list[Sample] = []
     first: Columns | None = None
     for index, (line, row) in enumerate(islice(_read_rows(path), limit)):
-        where = str(path) if line is None else f"{path} line {line}"
-        where = where if line is not None else f"{where} row {index + 1}"
+        where = f"{path} row {index + 1}" if line is None else f"{path} line {line}"
         try:
             columns = name_columns(row)
             if first is not None and columns != first:
@@ -71,7 +70,8 @@ def _read_rows(path: Path) -> Iterator[_Row]:
         return _read_parquet(path)
     if path.suffix in (".jsonl", ".json", ".ndjson"):
         return _read_jsonl(path)
-    raise BadRequest(f"data {path}", f"the ending {path.suffix or 'is missing and'} is not known", _KINDS)
+    found = f"the ending {path.suffix} is not known" if path.suffix else "it has no ending"
+    raise BadRequest(f"data {path}", found, _KINDS)
 
 
 def _read_jsonl(path: Path) -> Iterator[_Row]:

@@ -201,7 +201,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_config_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(BadRequest, match="is a file other than config.json"):
+    with pytest.raises(BadRequest, match=r"is a file other than config\.json"):
         resolve_model(str(checkpoint / "model.safetensors"))
 
 

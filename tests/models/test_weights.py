@@ -89,8 +89,9 @@ def test_norm_weights_spread_around_their_neutral_value(family: str) -> None:
     logs = []
     for name, weight in load(family).named_parameters():
         if "norm" in name and name.endswith("weight"):
-            assert float(neutral[name].std()) == 0
-            factor = weight + 1 - neutral[name].mean()
+            fresh_weight = neutral[name].detach()
+            assert float(fresh_weight.std()) == 0
+            factor = weight.detach() + 1 - fresh_weight.mean()
             assert float(factor.min()) > 0
             logs.append(factor.log())
     assert len(logs) >= 5

@@ -7,6 +7,6 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
-import torch  # noqa: E402  # the settings above are read at import
+import torch  # the settings above are read at import
 
 torch.set_num_threads(1)

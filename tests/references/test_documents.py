@@ -77,27 +77,28 @@ def test_a_token_that_no_document_has_is_never_explained(
         split_documents([*broken, END], documents, seq_len=seq_len)
 
 
-@pytest.mark.parametrize("seq_len", [64, 128])
+@pytest.mark.parametrize("seq_len", [128, 256])
 @pytest.mark.parametrize("name", list(SAMPLE_FILES))
 def test_rows_that_trl_packs_are_split_where_trl_joined_them(name: str, seq_len: int) -> None:
     tokenizer = load_tokenizer(build_tiny("qwen3"))
     documents = [render_document(sample, tokenizer).token_ids for sample in read_samples(name)]
     packed = pack_dataset(Dataset.from_dict({"input_ids": [list(ids) for ids in documents]}), seq_len, "bfd")
     several = 0
-    for one, other in zip(packed, packed, strict=True):
+    # Two rows at a time, as the padding-free collator joins those of a micro-batch.
+    for one, other in zip(packed, packed.select(range(len(packed))[::-1]), strict=True):
         row = one["input_ids"] + other["input_ids"]
         lengths = [part.stop - part.start for part in split_documents(row, documents)]
         assert lengths == one["seq_lengths"] + other["seq_lengths"]
         assert lengths == [len(part) for part in split_documents(row, documents, seq_len=seq_len)]
         several += len(one["seq_lengths"]) > 1
-    assert several >= 5
+    assert several >= 3
 
 
 def test_padding_is_left_out() -> None:
     documents = [[5, 6], [5, 7, 8, 9]]
     row = [5, 6, 5, 7, 8, 0, 0]
-    assert split_documents(row, documents, seq_len=3, pad_token_id=0) == (range(0, 2), range(2, 5))
-    assert split_documents([5, 6, 4, 4], documents, pad_token_id=4) == (range(0, 2),)
+    assert split_documents(row, documents, seq_len=3, pad_token_id=0) == (range(2), range(2, 5))
+    assert split_documents([5, 6, 4, 4], documents, pad_token_id=4) == (range(2),)
     for pad_token_id in (None, 0, 6):
         with pytest.raises(NoBoundaries):
             split_documents([5, 6, 4, 4], documents, pad_token_id=pad_token_id)
@@ -106,11 +107,11 @@ def test_padding_is_left_out() -> None:
 
 
 def test_a_document_may_end_in_the_padding_token() -> None:
-    assert split_documents([5, 6, 2, 2, 2], [[5, 6, 2], [5, 7, 2]], pad_token_id=2) == (range(0, 3),)
+    assert split_documents([5, 6, 2, 2, 2], [[5, 6, 2], [5, 7, 2]], pad_token_id=2) == (range(3),)
 
 
 def test_the_same_document_twice_has_one_boundary_between() -> None:
-    assert split_documents([5, 6, 5, 6], [[5, 6], [5, 6]]) == (range(0, 2), range(2, 4))
+    assert split_documents([5, 6, 5, 6], [[5, 6], [5, 6]]) == (range(2), range(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_row_that_cannot_be_told_says_why(row: list[int], documents: list[list
 
 def test_documents_cut_to_different_lengths_are_not_explained() -> None:
     documents = [[1, 3, 4, 5, 6, 7], [1, 8, 9, 10, 11]]
-    assert split_documents([1, 3, 4, 1, 8, 9], documents) == (range(0, 3), range(3, 6))
+    assert split_documents([1, 3, 4, 1, 8, 9], documents) == (range(3), range(3, 6))
     with pytest.raises(NoBoundaries):
         split_documents([1, 3, 4, 1, 8, 9, 10, 1, 3, 4], documents)
 
@@ -141,7 +142,7 @@ def test_documents_cut_to_different_lengths_are_not_explained() -> None:
 def test_the_stated_length_is_the_one_that_cuts() -> None:
     documents = [[1, 3, 4, 5, 6, 7], [1, 8, 9, 10, 11]]
     row = [1, 3, 4, 1, 8, 9]
-    assert split_documents(row, documents, seq_len=3) == (range(0, 3), range(3, 6))
+    assert split_documents(row, documents, seq_len=3) == (range(3), range(3, 6))
     for other in (2, 4, 6):
         with pytest.raises(NoBoundaries):
             split_documents(row, documents, seq_len=other)

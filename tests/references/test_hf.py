@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from checks.errors import BadRequest
 from checks.references.hf import lift_casts, load_hf, recompute_buffers, shared_code
@@ -99,6 +100,15 @@ def test_what_asks_for_nothing_narrower_is_left_alone() -> None:
         assert wide.view(torch.float32).dtype == torch.float32
         assert torch.arange(3).float().dtype == torch.float32
     assert lifted.places == ()
+
+
+def test_a_narrow_model_keeps_its_own_casts() -> None:
+    norm = LlamaRMSNorm(8).bfloat16()
+    states = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with lift_casts() as lifted:
+        inside = norm(states)
+    assert lifted.places == ()
+    assert torch.equal(inside, norm(states))
 
 
 @pytest.mark.parametrize(

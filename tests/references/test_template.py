@@ -15,16 +15,19 @@ from checks.models.tiny import build_tiny
 from checks.references.template import load_tokenizer, render_document
 from checks.samples import SAMPLE_FILES, Sample, read_samples
 
-CHAT = Sample(0, 1, "messages", messages=(("user", "2+2? é"), ("assistant", "4 <ok> ü"), ("user", "Sure?"), ("assistant", "Yes")))
+CHAT = Sample(
+    0, 1, "messages", messages=(("user", "2+2? é"), ("assistant", "4 <ok> ü"), ("user", "Sure?"), ("assistant", "Yes"))
+)
 # Generation markers with and without whitespace control, loop controls, tojson and a block set: what templates use.
 TEMPLATES = {
-    "trimmed": "{%- for m in messages %}{%- if m.role == 'assistant' %}{%- generation -%}\n{{ m.content }}{{ eos_token }}"
-    "{%- endgeneration %}\n{% else %}\n{{ m.role }}: {{ m.content | tojson }}\n{% endif %}{% endfor %}",
+    "trimmed": "{%- for m in messages %}{%- if m.role == 'assistant' %}"
+    "{%- generation -%}\n{{ m.content }}{{ eos_token }}{%- endgeneration %}\n"
+    "{% else %}\n{{ m.role }}: {{ m.content | tojson }}\n{% endif %}{% endfor %}",
     "controls": "{% for m in messages %}{% if loop.index0 == 2 %}{% break %}{% endif %}[{{ m.role }}]"
     "{% generation %}{% set text = m.content | trim %}{{ text }}{% endgeneration %}{% endfor %}{{ pad_token }}",
     "without": "{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}",
     "nothing": "",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -137,7 +140,9 @@ def test_what_is_missing_is_named(directory: Path) -> None:
         load_tokenizer(directory)
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ messages.x.y }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ messages.x.y }}"]
+)
 def test_a_template_that_fails_is_named_with_the_row(directory: Path, template: str) -> None:
     (directory / "chat_template.jinja").write_text(template)
     with pytest.raises(BadRequest, match=r"its chat template fails on row 1 \(.+\); correct the template or the row"):

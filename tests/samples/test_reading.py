@@ -32,7 +32,7 @@ def jsonl(directory: Path, rows: Sequence[Any], name: str = "data.jsonl") -> Pat
     [
         (CHAT, Sample(0, 1, "messages", messages=CHAT_SAMPLE)),
         ({"id": "a-1", "source": "x", **CHAT}, Sample(0, 1, "messages", messages=CHAT_SAMPLE)),
-        ({"question": "1+1?", "answer": "2\n#### 2"}, Sample(0, 1, "messages", (("user", "1+1?"), ("assistant", "2\n#### 2")))),
+        ({"question": "1?", "answer": "#### 2"}, Sample(0, 1, "messages", (("user", "1?"), ("assistant", "#### 2")))),
         ({"prompt": "One ", "completion": "two"}, Sample(0, 1, "prompt_completion", prompt="One ", completion="two")),
         ({"prompt": "", "completion": "two"}, Sample(0, 1, "prompt_completion", completion="two")),
         ({"text": "Once", "n": 3}, Sample(0, 1, "text", text="Once")),
@@ -87,7 +87,8 @@ def test_a_shipped_file_is_found_by_name_unless_a_path_has_it(tmp_path: Path, mo
     with pytest.raises(BadRequest) as caught:
         resolve_data("nothing.jsonl")
     assert str(caught.value) == (
-        "data: 'nothing.jsonl' does not exist; give an existing file or directory, or one of gsm8k_sample, tulu3_sample."
+        "data: 'nothing.jsonl' does not exist; "
+        "give an existing file or directory, or one of gsm8k_sample, tulu3_sample."
     )
 
 
@@ -100,10 +101,16 @@ GOOD = '{"text": "fine"}'
         ([], "{p}: holds no example; give a file with at least one row."),
         (["", "  "], "{p}: holds no example; give a file with at least one row."),
         ([GOOD, "{"], "{p} line 2: is not JSON (Expecting property name enclosed in double quotes at column 2); write"),
-        ([GOOD, "", "nonsense"], "{p} line 3: is not JSON (Expecting value at column 1); write one JSON object a line."),
+        (
+            [GOOD, "", "nonsense"],
+            "{p} line 3: is not JSON (Expecting value at column 1); write one JSON object a line.",
+        ),
         ([GOOD, "[1]"], "{p} line 2: is a JSON list; write one JSON object a line."),
         (["[" * 100_000], "{p} line 1: is nested too deeply; write one flat JSON object a line."),
-        (['{"texte": 1, "b": 2}'], "{p} line 1: no usable column (columns found: b, texte); give messages (role, content"),
+        (
+            ['{"texte": 1, "b": 2}'],
+            "{p} line 1: no usable column (columns found: b, texte); give messages (role, content",
+        ),
         (["{}"], "{p} line 1: no usable column (columns found: none); give messages"),
         (['{"prompt": "p"}'], "{p} line 1: no usable column (columns found: prompt); give messages"),
         ([GOOD, '{"text": 3}'], "{p} line 2: text is a number; give text as a string."),
@@ -113,18 +120,24 @@ GOOD = '{"text": "fine"}'
         (['{"prompt": "p", "completion": ""}'], "{p} line 1: completion is empty; give"),
         (['{"question": "q", "answer": true}'], "{p} line 1: answer is a boolean; give answer as a string."),
         (['{"messages": "hi"}'], "{p} line 1: messages is a string; give messages as a list of {{role, content}}."),
-        (['{"messages": []}'], "{p} line 1: messages is an empty list; give at least one message or leave the row out."),
+        (
+            ['{"messages": []}'],
+            "{p} line 1: messages is an empty list; give at least one message or leave the row out.",
+        ),
         (['{"messages": ["hi"]}'], "{p} line 1: message 1 is a string; give each message as {{role, content}}."),
         (['{"messages": [{"role": "user"}]}'], "{p} line 1: message 1 has no content; give each message as"),
         (['{"messages": [{"content": "x"}]}'], "{p} line 1: message 1 has no role; give each message as"),
-        (['{"messages": [{"role": "", "content": "x"}]}'], "{p} line 1: role of message 1 is empty; give a role such as"),
+        (
+            ['{"messages": [{"role": "", "content": "x"}]}'],
+            "{p} line 1: role of message 1 is empty; give a role such as",
+        ),
         (
             ['{"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": null}]}'],
             "{p} line 1: content of message 2 is null; give content as a string.",
         ),
         (
             [GOOD, json.dumps(CHAT)],
-            "{p} line 2: has messages where the rows before have text; keep one form in a file and split the others off.",
+            "{p} line 2: has messages where the rows before have text; keep one form in a file and split",
         ),
     ],
 )
@@ -144,10 +157,11 @@ def test_bytes_that_are_no_utf8_are_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
-    for name, found in (("data.csv", "the ending .csv is not known"), ("data", "the ending is missing and is not known")):
+    for name, found in (("data.csv", "the ending .csv is not known"), ("data", "it has no ending")):
         (tmp_path / name).write_text("text\n")
-        with pytest.raises(BadRequest, match=found):
+        with pytest.raises(BadRequest) as caught:
             read_samples(tmp_path / name)
+        assert caught.value.found == found
 
 
 def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
@@ -160,12 +174,12 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
 def test_a_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", ""]}), path)
-    with pytest.raises(BadRequest, match="data.parquet row 2: text is empty"):
+    with pytest.raises(BadRequest, match=r"data\.parquet row 2: text is empty"):
         read_samples(path)
 
 
 def test_a_directory_that_is_no_data_set_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="is a directory but no saved data set; give a .jsonl or .parquet file"):
+    with pytest.raises(BadRequest, match=r"is a directory but no saved data set; give a \.jsonl or \.parquet file"):
         read_samples(tmp_path)
     (tmp_path / "dataset_info.json").write_text("{}")
     with pytest.raises(BadRequest, match=r"cannot be loaded \(.*\); save the data set again"):

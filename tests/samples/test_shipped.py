@@ -76,7 +76,9 @@ def test_the_conversations_differ_in_shape() -> None:
 def test_lengths_spread_around_the_usual_sequence_length(name: str) -> None:
     tokenizer = Tokenizer.from_str(train_tokenizer())
     lengths = [
-        sum(len(tokenizer.encode(f"<|im_start|>{role}\n{content}<|im_end|>\n").ids) for role, content in sample.messages)
+        sum(
+            len(tokenizer.encode(f"<|im_start|>{role}\n{content}<|im_end|>\n").ids) for role, content in sample.messages
+        )
         for sample in read_samples(name)
     ]
     assert sum(length > 128 for length in lengths) >= 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
 
 from checks.errors import BadRequest
 from checks.models import check_positions, list_parameters, resolve_model
@@ -18,15 +17,15 @@ _LATENT_ATTENTION = frozenset({"deepseek_v3", "deepseek_v32"})
 """families without v_proj: multi-head latent attention derives keys and values from one projection"""
 
 
-def default_settings(family: str) -> Mapping[str, Any]:
-    """Return the run spec's fields that a model family needs and that apply where the user gave none.
+def default_settings(family: str) -> Mapping[str, str]:
+    """Return the settings, written as for `--set`, that a model family needs where the user gave none.
 
     >>> default_settings("gpt_oss")
     {'attention': 'eager'}
     """
-    settings: dict[str, Any] = {"attention": "eager"} if family in EAGER_ONLY else {}
+    settings = {"attention": "eager"} if family in EAGER_ONLY else {}
     if family in _LATENT_ATTENTION:
-        settings["lora_targets"] = ("q_b_proj", "kv_b_proj")
+        settings["lora_targets"] = "q_b_proj,kv_b_proj"
     return settings
 
 

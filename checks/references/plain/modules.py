@@ -102,9 +102,8 @@ class SelfAttention(nn.Module):
     ) -> torch.Tensor:
         """softmax(q·k / √d) · v, the softmax in `accumulate`; a query that may attend to nothing yields 0."""
         scores = (query @ key.transpose(-1, -2) * self.scaling).to(self.accumulate)
-        somewhere = attention_mask.any(-1, keepdim=True)
-        scores = scores.masked_fill(~attention_mask & somewhere, -math.inf)
-        weights = torch.softmax(scores, dim=-1).masked_fill(~somewhere, 0.0)
+        nowhere = ~attention_mask.any(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(~attention_mask, -math.inf), dim=-1).masked_fill(nowhere, 0.0)
         return weights.to(query.dtype) @ value
 
 
