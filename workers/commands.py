@@ -14,8 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from checks.errors import BadRequest
-from checks.faults import FAULTS, fault
-from workers.report import ProgressLine, check_writable, print_result, render_json, render_junit, write_whole
+from checks.faults import FAULTS
+from workers.report import (
+    ProgressLine,
+    check_writable,
+    make_console,
+    print_result,
+    render_json,
+    render_junit,
+    write_whole,
+)
 from workers.report.as_json import to_plain
 from workers.report.numbers import format_number
 from workers.request import ValidationRequest, exit_code
@@ -53,29 +61,31 @@ def run_validation(
     for field, file in (("json", json_file), ("junit", junit_file)):
         if file is not None:
             check_writable(file, field=field)
-    needed = fault(inject).settings if inject is not None else ()
     request = ValidationRequest(
         framework=framework,
         model=model,
         data=data,
         checks=checks,
-        settings=parse_settings(settings, defaults=parse_settings(needed, defaults={})),
+        settings=parse_settings(settings, defaults={}),
         inject=inject,
         out=out,
         full=full,
         time_limit_s=time_limit_s,
         memory_limit_bytes=memory_limit_bytes,
     )
-    with ProgressLine(Console(stderr=True)) as line:
+    with ProgressLine(make_console(stderr=True)) as line:
         # Inside the line, because the imports take seconds.
+        from transformers.utils.logging import disable_progress_bar
+
         from workers.validate import validate
 
+        disable_progress_bar()  # one progress line is enough
         result = validate(request, on_progress=line.show, cancelled=lambda: False)
     if json_file is not None:
         write_whole(json_file, render_json(result))
     if junit_file is not None:
         write_whole(junit_file, render_junit(result))
-    print_result(result, console=Console())
+    print_result(result, console=make_console())
     return exit_code(result.verdicts)
 
 
@@ -93,7 +103,7 @@ def list_checks() -> int:
     table = Table("check", "claim", box=None, pad_edge=False)
     for check in CHECKS.values():
         table.add_row(Text(check.name), Text(check.claim))
-    Console().print(table)
+    make_console().print(table)
     return 0
 
 
@@ -102,7 +112,7 @@ def show_check(name: str) -> int:
     from checks.registry import find_checks
 
     (check,) = find_checks((name,))
-    console = Console()
+    console = make_console()
     console.print(Text(check.name, style="bold"))
     console.print(Text(inspect.cleandoc(check.description)))
     return 0
@@ -110,7 +120,7 @@ def show_check(name: str) -> int:
 
 def list_faults() -> int:
     """Print each fault, the check that must see it and the public problem it is modelled on."""
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     for each in FAULTS:
         needs = f" (with {', '.join(each.settings)})" if each.settings else ""
         console.print(Text.assemble((each.slug, "bold"), f"  seen by {each.check}"))
@@ -129,7 +139,7 @@ def compare(a: Path, b: Path, *, json_file: Path | None) -> int:
     comparison = compare_captures(open_capture(a), open_capture(b))
     if json_file is not None:
         write_whole(json_file, json.dumps(_describe_comparison(comparison), indent=2, allow_nan=False) + "\n")
-    _print_comparison(comparison, Console())
+    _print_comparison(comparison, make_console())
     return 0 if comparison.equal else 1
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from checks.architecture.step_loss import forward_differs
 from checks.assemble import assemble, locate
 from checks.captures.capture import Capture, open_capture
 from checks.check import Check, Role, skipped
@@ -226,7 +227,8 @@ def _judge(check: Check, material: Material) -> Verdict:
 
 def _trace(session: _Session, chosen: Adapter, spec: RunSpec, material: Material) -> Material:
     """Run the first captured step again with every module's input and output, and find the first wrong module."""
-    if material.first_reference() is None:
+    reference = material.first_reference()
+    if reference is None or not forward_differs(reference, precision=spec.precision):
         return material
     with session.phase("second pass", "the failing step again, recording every module's input and output", 0.95):
         step = min(material.references)

@@ -129,7 +129,7 @@ def loss(candidate: Tensors, baseline: Tensors) -> tuple[str, ...]:
     (`CHECK_THRESHOLDS`, "lm loss")
     """
     a, b = float(candidate.loss), float(baseline.loss)
-    return () if abs(a - b) <= LOSS_RTOL * abs(b) else ("loss",)
+    return () if abs(a - b) <= LOSS_RTOL * abs(b) else ("loss of the step",)
 
 
 RULES: Mapping[str, Rule] = {

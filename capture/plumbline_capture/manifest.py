@@ -56,7 +56,11 @@ def _read_parts(out: Path) -> "tuple[List[Dict[str, Any]], List[Missing]]":
         try:
             parts.append(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:  # claimed, and the process ended before it wrote anything
-            missing.append(Missing(rank=int(path.stem[4:9]), step=None, what="step", why="its process ended before it had recorded one"))
+            missing.append(
+                Missing(
+                    rank=int(path.stem[4:9]), step=None, what="step", why="its process ended before it had recorded one"
+                )
+            )
     return sorted(parts, key=lambda part: int(part["rank"])), missing
 
 

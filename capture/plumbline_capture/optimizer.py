@@ -96,6 +96,18 @@ def _record_before(recorder: Recorder, optimizer: Optimizer) -> None:
             _keep(recorder, parameter, kind="parameter_before", name=name)
         with recorder.guarded("optimizer_state_before"):
             _keep_state(recorder, optimizer, parameter, kind="optimizer_state_before", name=name)
+    with recorder.guarded("frozen parameters"):
+        _keep_unheld(recorder, optimizer)
+
+
+def _keep_unheld(recorder: Recorder, optimizer: Optimizer) -> None:
+    """Parameters that the optimizer does not hold enter the forward all the same: a frozen base, a frozen adapter."""
+    assert recorder.root is not None
+    held = {id(parameter) for parameter in _parameters(optimizer)}
+    for parameter in recorder.root.outer.parameters():
+        name = recorder.root.name_of(parameter)
+        if id(parameter) not in held and name is not None:
+            _keep(recorder, parameter, kind="parameter_before", name=name)
 
 
 def _record_after(recorder: Recorder, optimizer: Optimizer) -> None:

@@ -86,7 +86,7 @@ def _compare(split: Capture, merged: Capture, reference: Reference, spec: RunSpe
         return inconclusive(NAME, "the two runs have no gradient in common")
     named = f"{micro_batches[0]} micro-batches and {micro_batches[1]} of the same rows"
     if all(j.holds for j in judgements) and scale.holds and not lost:
-        worst = max(j.difference.relative for j in judgements if j.difference.norm)
+        worst = max((j.difference.relative for j in judgements if j.difference.norm), default=0.0)
         sentence = f"{named} give the same {len(judgements)} gradients, within {worst:.2g}"
         return Verdict(NAME, Status.PASS, sentence, measurements, limits, evidence=evidence)
     if lost:

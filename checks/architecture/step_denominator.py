@@ -52,9 +52,9 @@ def judge(material: Material) -> Verdict:
     floor = epsilon * (2.0 + math.log2(max(total, 2)))
     threshold = MULTIPLES["float32"] * floor
     error = abs(in_force / total - 1.0)
-    parts = [s / b for s, b in zip(sums, scalars, strict=True)] if auxiliary == 0.0 else []
-    wrong = error > threshold or any(abs(part / total - 1.0) > threshold for part in parts)
-    worst = max([error, *(abs(part / total - 1.0) for part in parts)])
+    # With an auxiliary term a micro-batch's own share of it is not known; one that counts no token has no denominator.
+    shares = enumerate(zip(sums, scalars, counts, strict=True))
+    parts = {} if auxiliary else {index: s / b if b else math.inf for index, (s, b, count) in shares if count}
     measurements = (
         Measurement("denominator of the step", error, threshold, error <= threshold, floor, threshold + floor),
         *(
@@ -66,23 +66,23 @@ def judge(material: Material) -> Verdict:
                 floor,
                 threshold + floor,
             )
-            for index, part in enumerate(parts)
+            for index, part in parts.items()
         ),
     )
     evidence = {
         "counted": counts,
         "total": total,
         "in_force": in_force,
-        "in_force_by_micro_batch": parts,
+        "in_force_by_micro_batch": list(parts.values()),
         "num_items_in_batch": [m.num_items_in_batch for m in material.capture.micro_batches(step)],
     }
-    if not wrong:
+    if all(m.holds for m in measurements):
         sentence = f"divided by {in_force:.6g}, and {total} tokens count in the step"
         return Verdict(NAME, Status.PASS, sentence, measurements, {"denominator": threshold + floor}, evidence=evidence)
     return Verdict(
         NAME,
         Status.FAIL,
-        _describe(in_force, parts, counts, total, worst),
+        _describe(in_force, parts, counts, total, max(m.value for m in measurements)),
         measurements,
         {"denominator": threshold + floor},
         pattern=Pattern.OBJECTIVE_SCALE,
@@ -91,11 +91,9 @@ def judge(material: Material) -> Verdict:
     )
 
 
-def _describe(in_force: float, parts: list[float], counts: list[int], total: int, worst: float) -> str:
+def _describe(in_force: float, parts: dict[int, float], counts: list[int], total: int, worst: float) -> str:
     steps = len(counts)
-    means = [
-        abs(part / (count * steps) - 1.0) < worst / 10 for part, count in zip(parts, counts, strict=False) if count
-    ]
+    means = [abs(part / (counts[index] * steps) - 1.0) < worst / 10 for index, part in parts.items()]
     if steps > 1 and means and all(means):
         shown = ", ".join(str(count) for count in counts)
         return (

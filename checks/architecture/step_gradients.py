@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from checks.architecture.step_loss import read_targets, token_errors
+from checks.architecture.step_loss import forward_differs, read_positions, read_targets, token_errors
 from checks.captures.capture import Capture
 from checks.captures.differences import Difference, record_difference
 from checks.check import Check, inconclusive
@@ -152,24 +152,24 @@ def _read(
     misplaced = read_targets(reference.micro_batches)
     if misplaced is not None:
         return misplaced
-    agrees = _forward_agrees(reference, MULTIPLES[material.spec.precision])
-    signature = read_gradients(judgements, scale, forward_agrees=agrees)
+    differs = forward_differs(reference, precision=material.spec.precision)
+    signature = read_gradients(judgements, scale, forward_agrees=not differs)
     first = material.divergence.first if material.divergence else None
     if first is None:
         return signature
     return Signature(
         f"the forward first differs in {first.module} ({first.class_name}): on its own inputs its output is off by "
         f"{first.error:.3g}, allowed {first.threshold:.2g}; {signature.sentence}",
-        Pattern.MODEL_DEFINITION if signature.pattern is Pattern.OBJECTIVE_SCALE else signature.pattern,
+        _forward_pattern(reference, MULTIPLES[material.spec.precision]),
         first.module,
     )
 
 
-def _forward_agrees(reference: Reference, multiple: float) -> bool | None:
+def _forward_pattern(reference: Reference, multiple: float) -> Pattern:
+    """What a wrong forward points to: by which tokens' losses it moves, else the module's own definition."""
     if any(micro.token_losses_seen is None for micro in reference.micro_batches):
-        return None
-    worst = max((float(error.max()) for error in token_errors(reference) if error.numel()), default=0.0)
-    return worst <= multiple * reference.token_floor
+        return Pattern.MODEL_DEFINITION
+    return read_positions(reference, token_errors(reference), multiple * reference.token_floor).pattern
 
 
 def _useless(judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement) -> str | None:

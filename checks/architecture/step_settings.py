@@ -56,7 +56,7 @@ def judge(material: Material) -> Verdict:
             NAME, "step 1 was not captured, so the weights are no longer the checkpoint's; capture step 1"
         )
     weights = compare_weights(capture, reference)
-    off = {name: d for name, d in weights.items() if d.error > SKETCH_ROUNDING * max(d.norm, 1.0)}
+    off = {name: d for name, d in weights.items() if not d.error <= SKETCH_ROUNDING * max(d.norm, 1.0)}
     unknown = sorted(set(capture.tensors(step, "parameter_before")) - set(reference.weights))
     unknown = [name for name in unknown if ".lora_" not in name]
     lacking = _never_loaded(capture, reference)

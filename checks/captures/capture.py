@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,17 +31,18 @@ class TensorRecord:
     micro_batch: int | None
     dtype: str
     global_shape: tuple[int, ...]
-    stats: Mapping[str, float]
+    stats: Mapping[str, float | None]
     representations: Mapping[str, StoredTensor]
 
     @property
     def norm(self) -> float:
-        """Euclidean norm, accumulated in float64 by the recorder."""
-        return float(self.stats["norm"])
+        """Euclidean norm of the finite part, accumulated in float64 by the recorder; NaN where nothing is finite."""
+        norm = self.stats["norm"]
+        return math.nan if norm is None else float(norm)
 
     @property
     def nonfinite(self) -> int:
-        return int(self.stats["nonfinite"])
+        return int(self.stats["nonfinite"] or 0)
 
     def read(self, representation: str) -> torch.Tensor | None:
         """The `full`, `sketch`, `sample` or `row_norms` representation, in its stored dtype."""
@@ -77,7 +79,9 @@ class Capture:
 
     @property
     def packages(self) -> Mapping[str, str]:
-        packages: Mapping[str, str] = self.manifest["environment"]["packages"]
+        """name → version in the framework's process; empty where no step was recorded."""
+        environment = self.manifest.get("environment") or {}
+        packages: Mapping[str, str] = environment.get("packages", {})
         return packages
 
     def step(self, step: int, *, rank: int = 0) -> StepRecord:

@@ -89,7 +89,7 @@ class CaptureComparison:
 
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
-        return tuple(row for row in self.rows if row.moments is not None and row.moments.error > 0.0)
+        return tuple(row for row in self.rows if row.moments is not None and row.moments.error != 0.0)
 
     @property
     def first(self) -> TensorComparison | None:
@@ -183,9 +183,16 @@ def _settings(a: Capture, b: Capture, steps: list[int]) -> Iterator[tuple[str, o
                 name = f"step {step}: {setting} of group {index}"
                 pairs.append((name, left.settings.get(setting), right.settings.get(setting)))
         for path in sorted(ours.scalars.keys() & theirs.scalars.keys()):
-            left_scalars, right_scalars = ours.scalars[path], theirs.scalars[path]
+            left_scalars, right_scalars = _flat(ours.scalars[path]), _flat(theirs.scalars[path])
             for attribute in sorted(left_scalars.keys() & right_scalars.keys()):
-                if attribute.startswith("config._"):
-                    continue
                 pairs.append((f"step {step}: {path}.{attribute}", left_scalars[attribute], right_scalars[attribute]))
         yield from (pair for pair in pairs if pair[1] != pair[2])
+
+
+def _flat(scalars: Mapping[str, object]) -> dict[str, object]:
+    """A module's settings with those of its config beside them; where the model was read from is no setting."""
+    flat = {name: value for name, value in scalars.items() if name not in ("config", "name_or_path")}
+    config = scalars.get("config")
+    if isinstance(config, Mapping):
+        flat |= {f"config.{name}": value for name, value in config.items() if not name.startswith("_")}
+    return flat

@@ -13,7 +13,7 @@ from checks.errors import CaptureError
 class Missing:
     """Something that the recorder could not record, and why."""
 
-    rank: int
+    rank: int | None
     step: int | None
     what: str
     why: str
@@ -123,7 +123,7 @@ def parse_step(raw: Mapping[str, Any], *, file: str) -> StepRecord:
 
 
 def parse_missing(raw: Iterable[Mapping[str, Any]]) -> tuple[Missing, ...]:
-    return tuple(Missing(int(m["rank"]), m.get("step"), str(m["what"]), str(m["why"])) for m in raw)
+    return tuple(Missing(m.get("rank"), m.get("step"), str(m["what"]), str(m["why"])) for m in raw)
 
 
 def _model(raw: Mapping[str, Any]) -> ModelRecord:
@@ -141,10 +141,10 @@ def _model(raw: Mapping[str, Any]) -> ModelRecord:
 def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
     return MicroBatchRecord(
         index=int(raw["index"]),
-        model_loss=raw.get("model_loss"),
-        backward=raw.get("backward"),
+        model_loss=_number(raw.get("model_loss")),
+        backward=_number(raw.get("backward")),
         backward_dtype=raw.get("backward_dtype"),
-        num_items_in_batch=raw.get("num_items_in_batch"),
+        num_items_in_batch=_number(raw.get("num_items_in_batch")),
         loss_source=raw.get("loss_source"),
         cross_entropy=tuple(
             CrossEntropyCall(str(c["reduction"]), int(c["ignore_index"]), str(c["dtype"]), int(c["counted"]))
@@ -153,15 +153,19 @@ def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
     )
 
 
+def _number(value: float | str | None) -> float | None:
+    """A recorded number; strict JSON has no NaN or infinity, so the recorder writes "nan", "inf" and "-inf"."""
+    return None if value is None else float(value)
+
+
 def _clip(raw: Mapping[str, Any]) -> ClipRecord:
-    error = raw.get("factor_error")
     return ClipRecord(
         after_backward=int(raw["after_backward"]),
         max_norm=float(raw["max_norm"]),
         norm_type=float(raw["norm_type"]),
         total_norm=float(raw["total_norm"]),
         factor=float(raw["factor"]),
-        factor_error=None if error is None else float(error),
+        factor_error=_number(raw.get("factor_error")),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from checks.architecture.step_loss import token_errors
+from checks.architecture.step_loss import largest, token_errors
 from checks.check import Check, inconclusive
 from checks.material import Material
 from checks.references.batch import IGNORED, Document, MicroBatch
@@ -60,8 +60,8 @@ def _compare(material: Material, reference: Reference) -> Verdict:
     floor = reference.token_floor
     threshold = MULTIPLES[material.spec.precision] * floor
     errors = tuple(_document_errors(reference))
-    first = max((e.error for e in errors if e.place == 0), default=0.0)
-    later = max((e.error for e in errors if e.place > 0), default=0.0)
+    first = largest([torch.tensor([e.error for e in errors if e.place == 0], dtype=torch.float64)])
+    later = largest([torch.tensor([e.error for e in errors if e.place > 0], dtype=torch.float64)])
     restarts = tuple(_wrong_positions(reference.micro_batches))
     crossing = sum(int((m.counted & (m.next_tokens == IGNORED)).sum()) for m in reference.micro_batches)
     limit = threshold + floor
@@ -131,7 +131,7 @@ def _describe(
     restarts: tuple[str, ...],
     crossing: int,
 ) -> tuple[str, str]:
-    wrong = [e for e in errors if e.error > threshold]
+    wrong = [e for e in errors if not e.error <= threshold]
     if restarts:
         return f"positions do not restart at {len(restarts)} documents ({restarts[0]})", "position_ids"
     if wrong and first <= threshold:

@@ -34,9 +34,13 @@ def spread_weights(model: nn.Module, *, seed: int) -> None:
     convention: around 1, or around 0 where the class multiplies by (1 + weight).
     """
     head_dims = _find_head_dims(model)
+    drawn: set[int] = set()
     with torch.no_grad():
         for path, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) in drawn:  # a tied head: the embedding's own tensor, which keeps the embedding's size
+                    continue
+                drawn.add(id(parameter))
                 full_name = f"{path}.{name}"
                 parameter.copy_(_draw(parameter, module, full_name, _generator(full_name, seed), head_dims))
             correction = getattr(module, "e_score_correction_bias", None)

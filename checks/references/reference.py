@@ -140,8 +140,8 @@ def compute_reference(
 
 def root_config(capture: Capture, step: int) -> Mapping[str, object]:
     """The model's config in force, flattened, as the recorder saw it at the root module."""
-    record = capture.step(step).scalars.get("", {})
-    return {key.removeprefix("config."): value for key, value in record.items()}
+    config = capture.step(step).scalars.get("", {}).get("config")
+    return config if isinstance(config, Mapping) else {}
 
 
 def refuse_dropout(capture: Capture, step: int) -> None:
@@ -188,7 +188,7 @@ def _variants(
         forms: list[tuple[str, Layout, int | None]] = [(layout, layout, None) for layout in layouts]
         forms += [(f"inputs moved by ε, seed {seed}", "right", seed) for seed in (1, 2)]
         for label, layout, seed in forms:
-            hook = None if seed is None else _move_inputs(model, EPSILON[spec.precision], seed)
+            hook = None if seed is None else move_inputs(model, EPSILON[spec.precision], seed)
             result = run_step(
                 model,
                 micro_batches,
@@ -205,7 +205,7 @@ def _variants(
     return found
 
 
-def _move_inputs(model: nn.Module, epsilon: float, seed: int) -> torch.utils.hooks.RemovableHandle:
+def move_inputs(model: nn.Module, epsilon: float, seed: int) -> torch.utils.hooks.RemovableHandle:
     """Multiply the embeddings' output by 1 ± ε: an input that no method can tell from the given one."""
     generator = torch.Generator().manual_seed(seed)
 

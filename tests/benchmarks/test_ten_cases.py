@@ -140,7 +140,7 @@ def test_the_gradient_norm_may_move_by_three_percent(norm: float, reference: flo
 @pytest.mark.parametrize(("value", "wrong"), [(2.09, False), (2.11, True), (1.91, False), (1.89, True)])
 def test_the_loss_may_move_by_five_percent(value: float, wrong: bool) -> None:
     candidate, baseline = (Tensors({}, {}, torch.tensor(x)) for x in (value, 2.0))
-    assert rules.loss(candidate, baseline) == (("loss",) if wrong else ())
+    assert rules.loss(candidate, baseline) == (("loss of the step",) if wrong else ())
 
 
 def test_alarms_come_in_the_order_of_the_step() -> None:

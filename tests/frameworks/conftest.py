@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,17 @@ from checks.spec import RunSpec
 MakeSpec = Callable[..., RunSpec]
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers of this run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    shared = tmp_path_factory.getbasetemp().parent / "model-cache"
+def _shared_cache(shared: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(shared))
+        patch.setenv("XDG_CACHE_HOME", str(shared / "model-cache"))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    # The worker's parent directory is common to all workers of a run: a family is built once a run.
-    shared = tmp_path_factory.getbasetemp().parent / "model-cache"
+    base = tmp_path_factory.getbasetemp()
+    # The parent of a worker's directory is common to all workers of a run: a family is built once a run.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(shared))
+        patch.setenv("XDG_CACHE_HOME", str(shared / "model-cache"))
         yield

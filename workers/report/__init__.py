@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workers.report.as_json import build_document, render_json
+from workers.report.console import make_console
 from workers.report.files import check_writable, write_whole
 from workers.report.junit import render_junit
 from workers.report.progress import ProgressLine
@@ -12,6 +13,7 @@ __all__ = [
     "ProgressLine",
     "build_document",
     "check_writable",
+    "make_console",
     "print_result",
     "render_json",
     "render_junit",

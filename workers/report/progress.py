@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from workers.report.console import clean_text
 from workers.report.numbers import format_seconds
 from workers.request import Progress
 
@@ -44,10 +45,10 @@ class ProgressLine:
     def show(self, progress: Progress) -> None:
         """Take up what is running now; a fraction of None leaves the bar where it is."""
         if self._live is not None and self._task is not None:
-            text = f"{progress.phase}: {progress.detail}"
+            text = clean_text(f"{progress.phase}: {progress.detail}")
             room = max(20, self._console.width - 40)
             self._live.update(self._task, description=text[:room], completed=progress.fraction)
         elif progress.phase != self._phase:
             line = f"{format_seconds(progress.elapsed_s):>8}  {progress.phase}: {progress.detail}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(clean_text(line), markup=False, highlight=False, soft_wrap=True)
         self._phase = progress.phase

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checks.verdict import Status, Verdict
+from workers.report.console import clean_text
 from workers.report.numbers import format_limit, format_measurement, format_seconds, pick_largest
 from workers.request import PhaseTime, ValidationResult
 
@@ -41,13 +42,13 @@ def print_result(result: ValidationResult, *, console: Console) -> None:
         if verdict.status is not Status.PASS:
             _print_explanation(verdict, console)
     for warning in result.warnings:
-        console.print(Text.assemble(("note ", "bold"), warning))
+        console.print(Text.assemble(("note ", "bold"), clean_text(warning)))
     console.print(Text(summarize_verdicts(result.verdicts)))
     console.print(Text(summarize_phases(result.phases), style="dim"))
 
 
 def _build_table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table(expand=False, pad_edge=False)
+    table = Table()
     for column in COLUMNS:
         table.add_column(column, overflow="fold", no_wrap=column == "verdict")
     for verdict in verdicts:
@@ -68,11 +69,11 @@ def describe_status(status: Status) -> Text:
 
 def _print_explanation(verdict: Verdict, console: Console) -> None:
     console.print(Text.assemble(describe_status(verdict.status), " ", (verdict.check, "bold")))
-    console.print(Padding(Text(verdict.sentence), (0, 0, 0, 2)))
+    console.print(Padding(Text(clean_text(verdict.sentence)), (0, 0, 0, 2), expand=False))
     if verdict.first_wrong is not None:
-        console.print(Padding(Text(f"first wrong: {verdict.first_wrong}"), (0, 0, 0, 2)))
+        console.print(Padding(Text(clean_text(f"first wrong: {verdict.first_wrong}")), (0, 0, 0, 2), expand=False))
     if verdict.pattern is not None:
-        console.print(Padding(Text(f"pattern: {verdict.pattern.value}"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"pattern: {verdict.pattern.value}"), (0, 0, 0, 2), expand=False))
 
 
 def summarize_verdicts(verdicts: Sequence[Verdict]) -> str:

@@ -1,0 +1,110 @@
+"""Three real captures, made once a test run, and what is assembled of them, once a worker.
+
+Everything else judges edited copies of these: `swap` puts a copy in the place of the capture that it was made from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from checks.assemble import assemble
+from checks.captures.capture import Capture, open_capture
+from checks.check import Role, spec_of
+from checks.material import Material, RunOutcome
+from checks.models import resolve_model
+from checks.samples import resolve_data
+from checks.spec import RunSpec
+from tests.checks.editing import Edit
+from workers.frameworks import adapter
+from workers.runner import run_framework
+
+torch.set_num_threads(1)  # tiny models are slower on several
+
+Editor = Callable[..., Edit]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One framework run that was recorded whole."""
+
+    spec: RunSpec
+    capture: Path
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Recording]]:
+    """`run`: Trainer, steps 1 and 3; `merged`: its rows as one batch; `packed`: TRL, packed, steps 1 and 3."""
+    base = tmp_path_factory.getbasetemp()
+    # The parent of a worker's directory is common to all workers of a run.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(shared / "model-cache"))
+        model = resolve_model("tiny:qwen3").path
+        run = RunSpec("transformers", model, resolve_data("gsm8k_sample"))
+        packed = RunSpec("trl", model, resolve_data("tulu3_sample"), packing=True)
+        specs = {"run": run, "merged": spec_of(Role.MERGED, run), "packed": packed}
+        root = shared / "recordings"
+        root.mkdir(exist_ok=True)
+        yield {label: _record(root / label, spec) for label, spec in specs.items()}
+
+
+def _record(directory: Path, spec: RunSpec) -> Recording:
+    """Record the run where no other worker has yet."""
+    with (directory.parent / f"{directory.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "recorded").exists():
+            scratch = directory / "scratch"
+            done = run_framework(
+                adapter(spec.framework).prepare(spec, scratch),
+                out=directory / "capture",
+                scratch=scratch,
+                log=directory / "log",
+                steps=(1,) if spec.steps == 1 else (1, spec.steps),
+                full=True,
+                time_limit_s=300.0,
+                memory_limit_bytes=None,
+                on_line=lambda line: None,
+                cancelled=lambda: False,
+            )
+            assert done.ending == "completed", done.last_error
+            (directory / "recorded").touch()
+    return Recording(spec, directory / "capture")
+
+
+@pytest.fixture(scope="session")
+def healthy(recordings: dict[str, Recording]) -> Material:
+    """The Trainer's run with its merged twin, every reference and the definition."""
+    run, merged = recordings["run"], recordings["merged"]
+    return assemble(run.spec, _outcome(run), _outcome(merged), references=True, definition=True)
+
+
+@pytest.fixture(scope="session")
+def packed(recordings: dict[str, Recording]) -> Material:
+    """TRL's packed run, with its references."""
+    run = recordings["packed"]
+    return assemble(run.spec, _outcome(run), None, references=True, definition=False)
+
+
+def _outcome(recording: Recording) -> RunOutcome:
+    return RunOutcome("completed", 0, 1.0, None, open_capture(recording.capture), None)
+
+
+@pytest.fixture
+def edit(tmp_path: Path) -> Editor:
+    """Start an edited copy of a capture."""
+    count = 0
+
+    def start(capture: Capture | None) -> Edit:
+        nonlocal count
+        count += 1
+        assert capture is not None
+        return Edit(capture, tmp_path / f"capture-{count}")
+
+    return start

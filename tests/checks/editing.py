@@ -1,0 +1,159 @@
+"""Edited copies of captures, consistent in every representation, and materials that hold them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from plumbline_capture.represent import describe
+from plumbline_capture.sketch import row_norms, sample, sketch
+from safetensors.torch import load_file, save_file
+
+from checks.captures.capture import Capture, open_capture
+from checks.material import Material
+from checks.references.batch import Corpus, read_step
+from checks.references.corpus import render_corpus
+from checks.references.reference import Reference
+from checks.spec import RunSpec
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Edit:
+    """A copy of a capture in the making: change what it holds, then `save` it.
+
+    A tensor is changed in all its representations at once, as if the run had computed it so.
+    """
+
+    def __init__(self, source: Capture, out: Path) -> None:
+        self.out = out
+        self.manifest: dict[str, Any] = json.loads(json.dumps(source.manifest))
+        self._source = source.path
+        self._files: dict[str, dict[str, torch.Tensor]] = {}
+
+    def tensor(self, kind: str, name: str, **where: Any) -> torch.Tensor:
+        """The whole tensor; `where`: step (1), field, micro_batch."""
+        entry = self.entry(kind, name, **where)
+        return self._tensors(entry["file"])[entry["representations"]["full"]]
+
+    def put(self, kind: str, name: str, value: torch.Tensor, **where: Any) -> Edit:
+        """Record `value` in the place of a tensor, in each representation that it has and in its stats."""
+        entry = self.entry(kind, name, **where)
+        made: dict[str, Callable[[], torch.Tensor]] = {
+            "full": value.contiguous,
+            "sketch": lambda: sketch(value, name),
+            "sample": lambda: sample(value, name),
+            "row_norms": lambda: row_norms(value),
+        }
+        tensors = self._tensors(entry["file"])
+        for representation, key in entry["representations"].items():
+            tensors[key] = made[representation]().clone()
+        shape = list(value.shape)
+        entry |= {"stats": describe(value), "dtype": str(value.dtype), "global_shape": shape}
+        entry["slice"] = [[0, size] for size in shape]
+        return self
+
+    def change(self, kind: str, name: str, function: Change, **where: Any) -> Edit:
+        return self.put(kind, name, function(self.tensor(kind, name, **where)), **where)
+
+    def drop(self, kind: str, name: str, **where: Any) -> Edit:
+        """Take a tensor out, as if it had not been recorded."""
+        entry = self.entry(kind, name, **where)
+        for key in entry["representations"].values():
+            del self._tensors(entry["file"])[key]
+        self.manifest["tensors"].remove(entry)
+        return self
+
+    def rename(self, kind: str, name: str, new: str, **where: Any) -> Edit:
+        """Record a tensor under another name."""
+        value = self.tensor(kind, name, **where)
+        self.entry(kind, name, **where)["name"] = new
+        return self.put(kind, new, value, **where)
+
+    def keep_sketches(self) -> Edit:
+        """Leave what the recorder keeps without `--full`, and less: not even small tensors whole."""
+        for entry in self.manifest["tensors"]:
+            if "full" in entry["representations"] and len(entry["representations"]) > 1:
+                del self._tensors(entry["file"])[entry["representations"].pop("full")]
+        return self
+
+    def step(self, step: int = 1) -> dict[str, Any]:
+        """The step's record, to be changed in place."""
+        records = self.manifest["ranks"][0]["steps"]
+        return next(record for record in records if record["step"] == step)  # type: ignore[no-any-return]
+
+    def drop_step(self, step: int) -> Edit:
+        """Take a whole step out."""
+        rank = self.manifest["ranks"][0]
+        rank["steps"] = [record for record in rank["steps"] if record["step"] != step]
+        for part in ("files", "tensors"):
+            self.manifest[part] = [entry for entry in self.manifest[part] if entry["step"] != step]
+        return self
+
+    def entry(
+        self, kind: str, name: str, *, step: int = 1, field: str | None = None, micro_batch: int | None = None
+    ) -> dict[str, Any]:
+        """The tensor's row of the manifest."""
+        wanted = {"step": step, "kind": kind, "name": name, "field": field, "micro_batch": micro_batch}
+        (found,) = (e for e in self.manifest["tensors"] if all(e[key] == value for key, value in wanted.items()))
+        return found  # type: ignore[no-any-return]
+
+    def names(self, kind: str, *, step: int = 1) -> list[str]:
+        return [e["name"] for e in self.manifest["tensors"] if (e["kind"], e["step"]) == (kind, step)]
+
+    def write(self) -> Path:
+        """Write the copy, each file whole, with sizes and checksums that fit."""
+        self.out.mkdir()
+        for entry in self.manifest["files"]:
+            name = entry["path"]
+            if name not in self._files:
+                os.link(self._source / name, self.out / name)
+                continue
+            save_file(self._files[name], self.out / name)
+            content = (self.out / name).read_bytes()
+            entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (self.out / "manifest.json").write_text(json.dumps(self.manifest))
+        return self.out
+
+    def save(self) -> Capture:
+        return open_capture(self.write())
+
+    def _tensors(self, file: str) -> dict[str, torch.Tensor]:
+        if file not in self._files:
+            self._files[file] = load_file(self._source / file)
+        return self._files[file]
+
+
+def swap(material: Material, capture: Capture) -> Material:
+    """The material with another capture of the same run: batches are read again, references stay as they are."""
+    batches = {step: read_step(capture, step, corpus=corpus_of(material.spec)) for step in capture.steps}
+    references = {
+        step: replace(reference, micro_batches=batches[step])
+        for step, reference in material.references.items()
+        if step in batches
+    }
+    return replace(material, run=replace(material.run, capture=capture), batches=batches, references=references)
+
+
+def swap_merged(material: Material, capture: Capture | None) -> Material:
+    """The material with another capture of the merged run."""
+    assert material.merged is not None
+    return replace(material, merged=replace(material.merged, capture=capture))
+
+
+@cache
+def corpus_of(spec: RunSpec) -> Corpus | None:
+    return render_corpus(spec)
+
+
+def first_reference(material: Material) -> Reference:
+    reference = material.first_reference()
+    assert reference is not None
+    return reference

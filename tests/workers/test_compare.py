@@ -1,0 +1,68 @@
+"""`plumbline compare`: what two captures of the same and of different runs show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers import cli
+
+TRAIN = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
+for step in range(2):
+    rows = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    loss = torch.nn.functional.cross_entropy(model(rows).flatten(0, 1), rows.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("captures")
+    made = {}
+    for name, lr in (("first", "0.5"), ("again", "0.5"), ("faster", "1.0")):
+        made[name] = directory / name
+        command = [sys.executable, "-m", "plumbline_capture", "run", "--out", str(made[name]), "--steps", "2"]
+        subprocess.run([*command, "--", sys.executable, "-c", TRAIN, lr], check=True, capture_output=True, timeout=300)
+    return made
+
+
+def test_equal_runs_are_equal_and_code_0(captures: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare", str(captures["first"]), str(captures["again"])]) == 0
+    assert " tensors compared, 0 differ\n" in capsys.readouterr().out
+
+
+def test_different_runs_are_code_1_with_the_first_difference_and_the_setting(
+    captures: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "comparison.json"
+    arguments = ["compare", str(captures["first"]), str(captures["faster"]), "--json", str(target)]
+    assert cli.main(arguments) == 1
+    out = capsys.readouterr().out
+    document = json.loads(target.read_text())
+    different = [row for row in document["rows"] if row["relative"] not in (0.0, None)]
+    assert f"{len(document['rows'])} tensors compared, {len(different)} differ\n" in out
+    assert f"first to differ in the order of the step: {different[0]['kind']} {different[0]['name']}" in out
+    assert "setting step 2: lr of group 0: 0.5 and 1.0\n" in out
+    assert (document["schema"], document["equal"]) == ("plumbline-comparison", False)
+    assert {"name": "step 2: lr of group 0", "a": 0.5, "b": 1.0} in document["settings"]
+    assert {row["kind"] for row in different} >= {"gradient", "parameter_after"}
+
+
+def test_the_table_is_sorted_by_size_of_the_difference(
+    captures: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["compare", str(captures["first"]), str(captures["faster"])])
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    shown = [float(row[2]) for row in rows if row[2].strip()]
+    assert len(shown) > 3
+    assert shown == sorted(shown, reverse=True)
