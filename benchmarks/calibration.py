@@ -28,9 +28,9 @@ from checks.captures.differences import Difference, Projection, difference, proj
 from checks.models import FAMILIES, resolve_model
 from checks.models.families import EAGER_ONLY
 from checks.references.batch import Document, MicroBatch
-from checks.references.model import AUTOCAST, ModelSource, State, build_model, choose_source, float64_mode
-from checks.references.reference import Variant, move_inputs
-from checks.references.step import Layout, StepResult, count_targets, run_step
+from checks.references.model import AUTOCAST, State, choose_source, float64_mode
+from checks.references.step import Layout, StepResult, run_step
+from checks.references.variants import StepInputs, Variant, compute_variants, move_inputs
 from checks.spec import Attention, Precision, RunSpec
 from checks.tolerance import EPSILON, MULTIPLES, VERSION, judge_scale, judge_tensor, measure_floor
 
@@ -69,31 +69,34 @@ def make_micro_batches(vocabulary: int) -> tuple[MicroBatch, ...]:
 class Bench:
     """One family in one precision, ready to be compared: the float64 gradients and the floor's variants."""
 
-    spec: RunSpec
-    source: ModelSource
-    batches: tuple[MicroBatch, ...]
+    inputs: StepInputs
     gradients: dict[str, Projection]
     variants: tuple[Variant, ...]
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
-        return ("eager",) if self.source.checkpoint.name.startswith("tiny-gpt_oss") else ("sdpa", "eager")
+    def precision(self) -> Precision:
+        return self.inputs.spec.precision
 
-    def run(self, model: nn.Module, layout: Layout = "right", *, denominator: int | None = None) -> StepResult:
+    def run(
+        self,
+        model: nn.Module,
+        layout: Layout = "right",
+        *,
+        denominator: int | None = None,
+        batches: Sequence[MicroBatch] | None = None,
+    ) -> StepResult:
         return run_step(
             model,
-            self.batches,
-            denominator=denominator or count_targets(self.batches),
+            batches or self.inputs.micro_batches,
+            denominator=denominator or self.inputs.denominator,
             layout=layout,
-            autocast=AUTOCAST[self.spec.precision],
+            autocast=AUTOCAST[self.precision],
         )
 
     def model(self, attention: Attention) -> nn.Module:
         """transformers' model, which is what frameworks train, in the run's own precision."""
-        dtype = torch.bfloat16 if self.spec.precision == "bf16_params" else torch.float32
-        return build_model(
-            replace(self.source, plain=False), self.spec, State({}, {}), dtype=dtype, attention=attention
-        )
+        inputs = replace(self.inputs, source=replace(self.inputs.source, plain=False))
+        return inputs.build(dtype=inputs.own_dtype, attention=attention)
 
     def differences(self, result: StepResult) -> dict[str, Difference]:
         return {name: difference(result.gradients[name], p) for name, p in self.gradients.items()}
@@ -103,7 +106,7 @@ class Bench:
         found = self.differences(result)
         count = sum(p.full.numel() for p in self.gradients.values() if p.full is not None)
         mean_square = math.fsum(p.norm**2 for p in self.gradients.values()) / count
-        epsilon = EPSILON[self.spec.precision]
+        epsilon = EPSILON[self.precision]
         ratios = []
         for name, projection in self.gradients.items():
             noise = [v.differences[name] for v in self.variants]
@@ -121,58 +124,50 @@ class Bench:
 def make_bench(family: str, precision: Precision) -> Bench:
     path = resolve_model(f"tiny:{family}").path
     attention: Attention = "eager" if family in EAGER_ONLY else "sdpa"
-    spec = RunSpec("calibration", path, Path(), precision=precision, attention=attention)
-    source = choose_source(path)
     config = json.loads((path / "config.json").read_text())
-    batches = make_micro_batches(int(config["vocab_size"]))
-    with float64_mode(source):
-        exact = build_model(source, spec, State({}, {}), dtype=torch.float64, attention="eager")
-        base = run_step(exact, batches, denominator=count_targets(batches))
+    inputs = StepInputs(
+        spec=RunSpec("calibration", path, Path(), precision=precision, attention=attention),
+        source=choose_source(path),
+        state=State({}, {}),
+        micro_batches=make_micro_batches(int(config["vocab_size"])),
+        trainable=frozenset(),
+        config={},
+        choices={},
+    )
+    model = inputs.build(dtype=torch.float64, attention="eager")
+    model.requires_grad_(True)
+    with float64_mode(inputs.source):
+        exact = inputs.compute(model, exact=True)
     gradients = {
         name: project(name, gradient, blocks_of(name, tuple(gradient.shape), config=config))
-        for name, gradient in base.gradients.items()
+        for name, gradient in exact.result.gradients.items()
     }
-    bench = Bench(spec, source, batches, gradients, ())
-    return replace(bench, variants=tuple(_floor_variants(bench)))
-
-
-def _floor_variants(bench: Bench) -> Iterator[Variant]:
-    """The forms that checks.references.reference measures the floor on."""
-    forms: list[tuple[Layout, int | None]] = [("documents", None), ("right", None), ("left", None), ("merged", None)]
-    dtype = torch.bfloat16 if bench.spec.precision == "bf16_params" else torch.float32
-    for index, attention in enumerate(bench.attentions):
-        model = build_model(bench.source, bench.spec, State({}, {}), dtype=dtype, attention=attention)
-        for layout, seed in [*(forms if index == 0 else [("right", None)]), ("right", 1), ("right", 2)]:
-            handle = move_inputs(model, EPSILON[bench.spec.precision], seed) if seed else None
-            result = bench.run(model, layout)
-            if handle is not None:
-                handle.remove()
-            yield Variant(f"{attention}, {layout}, {seed}", result.loss, torch.zeros(0), bench.differences(result))
+    inputs = replace(inputs, trainable=frozenset(gradients))
+    return Bench(inputs, gradients, tuple(compute_variants(inputs, exact.result, gradients)))
 
 
 def healthy(bench: Bench) -> Iterator[tuple[str, StepResult]]:
     """transformers' own model in forms that a framework may choose, beside those of the floor."""
-    for attention in bench.attentions:
+    for attention in bench.inputs.attentions:
         model = bench.model(attention)
         for layout in ("right", "left", "merged"):
             yield f"transformers, {attention}, {layout}", bench.run(model, layout)
-        handle = move_inputs(model, EPSILON[bench.spec.precision], 3)
+        handle = move_inputs(model, EPSILON[bench.precision], 3)
         yield f"transformers, {attention}, inputs moved", bench.run(model)
         handle.remove()
-    model = bench.model(bench.attentions[0])
-    swapped = replace(bench, batches=bench.batches[::-1])
-    yield "transformers, micro-batches swapped", swapped.run(model)
+    model = bench.model(bench.inputs.attentions[0])
+    yield "transformers, micro-batches swapped", bench.run(model, batches=bench.inputs.micro_batches[::-1])
 
 
 def faults(bench: Bench) -> Iterator[tuple[str, StepResult]]:
     """One change each, of the size of the public problems that they stand for."""
-    total = count_targets(bench.batches)
-    clean = bench.model(bench.attentions[0])
+    batches, total = bench.inputs.micro_batches, bench.inputs.denominator
+    clean = bench.model(bench.inputs.attentions[0])
     yield "count + 1", bench.run(clean, denominator=total + 1)
-    yield "one label masked", replace(bench, batches=_mask_one(bench.batches)).run(clean, denominator=total)
-    yield "rows see padding", replace(bench, batches=_grow_row(bench.batches)).run(clean, denominator=total)
+    yield "one label masked", bench.run(clean, denominator=total, batches=_mask_one(batches))
+    yield "rows see padding", bench.run(clean, denominator=total, batches=_grow_row(batches))
     for name, change in CHANGES.items():
-        model = bench.model(bench.attentions[0])
+        model = bench.model(bench.inputs.attentions[0])
         if change(model):
             yield name, bench.run(model)
 

@@ -48,9 +48,12 @@ class Judgement:
     @property
     def smallest_in_a_tensor(self) -> tuple[float, str]:
         """The smallest relative fault that would have been seen in any parameter's gradient, and the weakest kind."""
-        whole = {kind: limit for kind, limit in self._limits.items() if kind != SCALE and not kind.endswith(BLOCKS)}
-        weakest = max(whole, key=lambda kind: whole[kind], default="parameter")
-        return whole.get(weakest, math.inf), weakest
+        return _weakest({k: v for k, v in self._limits.items() if k != SCALE and not k.endswith(BLOCKS)})
+
+    @property
+    def smallest_in_a_block(self) -> tuple[float, str]:
+        """The same for any single vocabulary row or head."""
+        return _weakest({k.removesuffix(BLOCKS): v for k, v in self._limits.items() if k.endswith(BLOCKS)})
 
     @property
     def _limits(self) -> Mapping[str, float]:
@@ -69,3 +72,8 @@ def judge(case: Case, capture: Capture, *, checkpoint: Path, data: Path) -> Judg
     first = material.divergence.first if material.divergence is not None else None
     verdicts = {name: CHECKS[name].judge(material) for name in JUDGES}
     return Judgement(case, verdicts, first.module if first is not None else None)
+
+
+def _weakest(limits: Mapping[str, float]) -> tuple[float, str]:
+    kind = max(limits, key=lambda name: limits[name], default="parameter")
+    return limits.get(kind, math.inf), kind

@@ -39,9 +39,10 @@ def describe_judgement(judgement: Judgement) -> str:
     """Plumbline's cell: right or not; on a pass the smallest fault that would have been seen, else what was seen."""
     answer = "right" if judgement.right else "WRONG"
     if judgement.case.healthy and not judgement.failed:
-        share, kind = judgement.smallest_in_a_tensor
+        (tensor, kind), (block, rows) = judgement.smallest_in_a_tensor, judgement.smallest_in_a_block
         status = next((v.status.value for v in judgement.verdicts.values() if v.status.value != "pass"), "pass")
-        return f"{answer}: {status}; would see {judgement.smallest_scale:.1e} in scale, {share:.1e} in any {kind}"
+        seen = f"{judgement.smallest_scale:.1e} in scale, {tensor:.1e} in any {kind}, {block:.1e} in one row of {rows}"
+        return f"{answer}: {status}; would see {seen}"
     checks = ", ".join(name.removeprefix("step.") for name in judgement.failed) or "no check"
     where = f"; first wrong module {judgement.first_wrong_module}" if judgement.first_wrong_module else ""
     return f"{answer}: {checks} fail{where}"

@@ -102,9 +102,10 @@ def _describe(in_force: float, parts: dict[int, float], counts: list[int], total
         )
     if steps > 1 and abs(in_force * steps / total - 1.0) < worst / 10:
         return f"the loss is not divided over the accumulation: {steps} × what it should be ({total} tokens count)"
+    times = total / in_force if in_force else math.inf
     return (
         f"the loss is divided by {in_force:.6g}, and {total} tokens count in the step: "
-        f"loss and every gradient are {total / in_force:.4f}× what they should be"
+        f"loss and every gradient are {times:.4f}× what they should be"
     )
 
 

@@ -19,6 +19,7 @@ from checks.check import Check, inconclusive
 from checks.diagnosis.signatures import Signature, read_gradients, scale_spread
 from checks.material import Material
 from checks.references.reference import Reference
+from checks.references.routing import ChoiceError
 from checks.tolerance import (
     MULTIPLES,
     USEFUL_SCALE_LIMIT,
@@ -95,7 +96,9 @@ def _decide(
     material: Material, reference: Reference, judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement
 ) -> Verdict:
     limits = limits_by_kind(judgements, scale)
-    measurements = (_scale_measurement(scale), *(_measurement(j) for j in judgements))
+    multiple = MULTIPLES[material.spec.precision]
+    chosen = tuple(_choice_measurement(choice, multiple) for choice in reference.choices)
+    measurements = (_scale_measurement(scale), *(_measurement(j) for j in judgements), *chosen)
     low, high = scale_spread({j.name: j.difference for j in judgements})
     evidence: dict[str, object] = {
         "tolerance": VERSION,
@@ -110,7 +113,7 @@ def _decide(
         "notes": list(reference.notes),
     }
     shared = reference.source.shared
-    if all(j.holds for j in judgements) and scale.holds:
+    if all(m.holds for m in measurements):
         useless = _useless(judgements, scale)
         if useless is not None:
             return Verdict(NAME, Status.INCONCLUSIVE, useless, measurements, limits, shared, evidence=evidence)
@@ -149,6 +152,9 @@ def _read(
             Pattern.OBJECTIVE_SCALE,
             "gradient clipping",
         )
+    flipped = _read_choices(reference, MULTIPLES[material.spec.precision])
+    if flipped is not None and all(j.holds for j in judgements) and scale.holds:
+        return flipped
     misplaced = read_targets(reference.micro_batches)
     if misplaced is not None:
         return misplaced
@@ -162,6 +168,20 @@ def _read(
         f"{first.error:.3g}, allowed {first.threshold:.2g}; {signature.sentence}",
         _forward_pattern(reference, MULTIPLES[material.spec.precision]),
         first.module,
+    )
+
+
+def _read_choices(reference: Reference, multiple: float) -> Signature | None:
+    wrong = [c for c in reference.choices if c.margin > 2.0 * multiple * c.floor]
+    if not wrong:
+        return None
+    worst = max(wrong, key=lambda c: c.margin)
+    return Signature(
+        f"{worst.router} chose other experts than its scores say for {worst.differing} of {worst.tokens} tokens, by a "
+        f"margin of up to {worst.margin:.3g} where the scores' noise is {worst.floor:.2g}; given those experts every "
+        "gradient agrees",
+        Pattern.MODEL_DEFINITION,
+        worst.router,
     )
 
 
@@ -184,6 +204,14 @@ def _useless(judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement) -> 
 
 def _scale_measurement(scale: ScaleJudgement) -> Measurement:
     return Measurement("pooled scale", abs(scale.scale - 1.0), scale.threshold, scale.holds, scale.floor, scale.limit)
+
+
+def _choice_measurement(choice: ChoiceError, multiple: float) -> Measurement:
+    """A router's choice may differ only where its float64 score lost by less than the score's own noise."""
+    threshold = 2.0 * multiple * choice.floor
+    name = f"experts chosen by {choice.router} ({choice.differing} of {choice.tokens} tokens differ)"
+    holds = choice.margin <= threshold
+    return Measurement(name, choice.margin, threshold, holds, choice.floor, threshold, unit="score")
 
 
 def _measurement(judgement: TensorJudgement) -> Measurement:

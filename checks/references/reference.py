@@ -7,35 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from checks.captures.blocks import blocks_of
 from checks.captures.capture import Capture
-from checks.captures.differences import Difference, Projection, difference, project
-from checks.references.auxiliary import AuxiliaryLoss
+from checks.captures.differences import Projection, project
 from checks.references.batch import MicroBatch
 from checks.references.budget import check_memory
-from checks.references.model import AUTOCAST, ModelSource, State, build_model, float64_mode
-from checks.references.step import Layout, StepResult, count_targets, run_step
-from checks.spec import Attention, RunSpec
+from checks.references.model import ModelSource, State, float64_mode
+from checks.references.routing import ChoiceError, judge_choices, read_choices
+from checks.references.variants import StepInputs, Variant, compute_variants
+from checks.spec import RunSpec
 from checks.tolerance import EPSILON, Floor, measure_floor
 
 
 class NoReference(ValueError):
     """There is nothing trusted to compare with; `str()` says why. The verdict is inconclusive."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The same step in the run's own precision, in one form that must not matter.
-
-    `differences`: gradient name → against the float64 reference; `token_errors`: (counted tokens,) float64.
-    """
-
-    name: str
-    loss: float
-    token_errors: torch.Tensor
-    differences: Mapping[str, Difference]
 
 
 @dataclass(frozen=True)
@@ -52,6 +38,7 @@ class Reference:
     gradients: Mapping[str, Projection]
     weights: Mapping[str, Projection]
     variants: tuple[Variant, ...]
+    choices: tuple[ChoiceError, ...]
     lifted_casts: tuple[str, ...]
     notes: tuple[str, ...]
     epsilon: float
@@ -97,45 +84,47 @@ def compute_reference(
         NoReference: dropout is on, nothing is counted, or the memory budget does not hold it.
     """
     refuse_dropout(capture, step)
-    denominator = count_targets(micro_batches)
-    if denominator == 0:
+    inputs = StepInputs(
+        spec=spec,
+        source=source,
+        state=state,
+        micro_batches=tuple(micro_batches),
+        trainable=frozenset(capture.step(step).trainable),
+        config=root_config(capture, step),
+        choices=read_choices(capture, step, micro_batches),
+    )
+    if inputs.denominator == 0:
         raise NoReference("the batch counts no token, so there is no loss to define")
     check_memory(source.checkpoint)
-    base_model = build_model(source, spec, state, dtype=torch.float64, attention="eager")
-    train_only(base_model, capture.step(step).trainable)
-    config = root_config(capture, step)
-    auxiliary = AuxiliaryLoss.of(config, micro_batches)
-    weights = {
-        name: project(name, parameter, blocks_of(name, tuple(parameter.shape), config=config))
-        for name, parameter in base_model.named_parameters()
-    }
+    model = inputs.build(dtype=torch.float64, attention="eager")
+    weights = _project_all(dict(model.named_parameters()), inputs.config)
     with float64_mode(source) as lifted:
-        base = run_step(
-            base_model,
-            micro_batches,
-            denominator=denominator,
-            auxiliary=auxiliary.hook(base_model) if auxiliary else None,
-        )
-    gradients = {
-        name: project(name, gradient, blocks_of(name, tuple(gradient.shape), config=config))
-        for name, gradient in base.gradients.items()
-    }
-    variants = tuple(_variants(spec, capture, micro_batches, source, state, step, base, gradients, denominator))
+        exact = inputs.compute(model, exact=True)
+    gradients = _project_all(exact.result.gradients, inputs.config)
+    variants = tuple(compute_variants(inputs, exact.result, gradients))
     return Reference(
         source=source,
         step=step,
-        micro_batches=tuple(micro_batches),
-        denominator=denominator,
-        loss=base.loss,
-        auxiliary=auxiliary.last_total if auxiliary else 0.0,
-        token_losses=base.token_losses,
+        micro_batches=inputs.micro_batches,
+        denominator=inputs.denominator,
+        loss=exact.result.loss,
+        auxiliary=exact.auxiliary,
+        token_losses=exact.result.token_losses,
         gradients=gradients,
         weights=weights,
         variants=variants,
+        choices=judge_choices(inputs.choices, exact.scores, [variant.scores for variant in variants]),
         lifted_casts=tuple(lifted),
         notes=tuple(notes),
         epsilon=EPSILON[spec.precision],
     )
+
+
+def _project_all(tensors: Mapping[str, torch.Tensor], config: Mapping[str, object]) -> dict[str, Projection]:
+    return {
+        name: project(name, tensor, blocks_of(name, tuple(tensor.shape), config=config))
+        for name, tensor in tensors.items()
+    }
 
 
 def root_config(capture: Capture, step: int) -> Mapping[str, object]:
@@ -153,83 +142,3 @@ def refuse_dropout(capture: Capture, step: int) -> None:
                 raise NoReference(
                     f"dropout is on ({path}.{attribute} = {value}); set it to 0 to make the step comparable"
                 )
-
-
-def train_only(model: nn.Module, trainable: Sequence[str]) -> None:
-    """Ask for gradients of the parameters that the run trains, and of no others."""
-    wanted = set(trainable)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in wanted)
-
-
-def _variants(
-    spec: RunSpec,
-    capture: Capture,
-    micro_batches: Sequence[MicroBatch],
-    source: ModelSource,
-    state: State,
-    step: int,
-    base: StepResult,
-    gradients: Mapping[str, Projection],
-    denominator: int,
-) -> list[Variant]:
-    found: list[Variant] = []
-    dtype = torch.bfloat16 if spec.precision == "bf16_params" else torch.float32
-    attentions: tuple[Attention, ...] = (
-        ("eager",) if spec.attention == "eager" and not source.plain else ("sdpa", "eager")
-    )
-    for attention in attentions:
-        model = build_model(source, spec, state, dtype=dtype, attention=attention)
-        train_only(model, capture.step(step).trainable)
-        auxiliary = AuxiliaryLoss.of(root_config(capture, step), micro_batches)
-        layouts: tuple[Layout, ...] = (
-            ("documents", "right", "left", "merged") if attention == attentions[0] else ("right",)
-        )
-        forms: list[tuple[str, Layout, int | None]] = [(layout, layout, None) for layout in layouts]
-        forms += [(f"inputs moved by ε, seed {seed}", "right", seed) for seed in (1, 2)]
-        for label, layout, seed in forms:
-            hook = None if seed is None else move_inputs(model, EPSILON[spec.precision], seed)
-            result = run_step(
-                model,
-                micro_batches,
-                denominator=denominator,
-                layout=layout,
-                autocast=AUTOCAST[spec.precision],
-                auxiliary=auxiliary.hook(model) if auxiliary and layout != "merged" else None,
-            )
-            if hook is not None:
-                hook.remove()
-            if auxiliary and layout == "merged":
-                continue
-            found.append(_variant(f"{attention}, {label}", result, base, gradients, micro_batches))
-    return found
-
-
-def move_inputs(model: nn.Module, epsilon: float, seed: int) -> torch.utils.hooks.RemovableHandle:
-    """Multiply the embeddings' output by 1 ± ε: an input that no method can tell from the given one."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def move(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
-        sign = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
-        return output * (1 + epsilon * 2 * sign)
-
-    return model.get_submodule("model.embed_tokens").register_forward_hook(move)
-
-
-def _variant(
-    name: str,
-    result: StepResult,
-    base: StepResult,
-    gradients: Mapping[str, Projection],
-    micro_batches: Sequence[MicroBatch],
-) -> Variant:
-    errors = [
-        (ours - theirs).abs()[micro.counted]
-        for ours, theirs, micro in zip(result.token_losses, base.token_losses, micro_batches, strict=True)
-    ]
-    differences = {
-        key: difference(result.gradients[key], projection)
-        for key, projection in gradients.items()
-        if key in result.gradients
-    }
-    return Variant(name, result.loss, torch.cat(errors), differences)

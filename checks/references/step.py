@@ -98,12 +98,13 @@ def run_step(
     autocast: torch.dtype | None = None,
     forward: Callable[[nn.Module, ForwardBatch], torch.Tensor] | None = None,
     auxiliary: Callable[[Sequence[ForwardBatch]], torch.Tensor | None] | None = None,
+    before_forward: Callable[[ForwardBatch], None] | None = None,
 ) -> StepResult:
     """Σ over counted tokens of −log p(next token), over `denominator`, and its gradient by every trainable parameter.
 
-    `auxiliary` adds a term to each back-propagated scalar (a load-balancing loss over the forwards just made).
-    Gradients come in the dtype of their parameters; the losses are reported in float64.
-    """
+    `before_forward` is told what each forward will compute (to replay router choices). `auxiliary` adds a term to
+    each back-propagated scalar (a load-balancing loss over the forwards just made). Gradients come in the dtype of
+    their parameters; the losses are reported in float64."""
     forward = forward or forward_logits
     model.zero_grad(set_to_none=True)
     losses = [torch.zeros(micro.input_ids.shape, dtype=torch.float64) for micro in micro_batches]
@@ -111,6 +112,8 @@ def run_step(
     for group in lay_out(micro_batches, layout):
         scalar: torch.Tensor | None = None
         for batch in group:
+            if before_forward is not None:
+                before_forward(batch)
             with _autocast(autocast):
                 logits = forward(model, batch)
             wide = logits if logits.dtype == torch.float64 else logits.float()

@@ -1,7 +1,7 @@
 """Train tiny Hugging Face models in every variant, each in a forked process of its own rank: a script to record.
 
-`python hf_variants.py RESULTS.json`: one import of the frameworks serves all variants. RESULTS.json maps each variant to
-the losses logged and the SHA-256 of all parameters and of the random number generators after the training.
+`python hf_variants.py RESULTS.json`: one import of the frameworks serves all variants. RESULTS.json maps each variant
+to the losses logged and the SHA-256 of all parameters and of the random number generators after the training.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -33,7 +34,7 @@ class Recorded:
     stderr: str
     out: Path
 
-    @property
+    @functools.cached_property
     def manifest(self) -> dict[str, Any]:
         """The capture's manifest."""
         content: dict[str, Any] = json.loads((self.out / "manifest.json").read_text())

@@ -50,7 +50,7 @@ def print_result(result: ValidationResult, *, console: Console) -> None:
 def _build_table(verdicts: Sequence[Verdict]) -> Table:
     table = Table()
     for column in COLUMNS:
-        table.add_column(column, overflow="fold", no_wrap=column == "verdict")
+        table.add_column(column, overflow="fold", no_wrap=column in ("check", "verdict"))
     for verdict in verdicts:
         table.add_row(
             Text(verdict.check),
