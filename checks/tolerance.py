@@ -33,6 +33,10 @@ USEFUL_TENSOR_LIMIT = 1.0
 """Likewise when half of the tensors could be wrong by their own size unseen."""
 
 
+USEFUL_TOKEN_LIMIT = 0.25
+"""Likewise when a token's loss could be off by a quarter of the mean loss."""
+
+
 @dataclass(frozen=True)
 class Floor:
     """The noise of one tensor, in the tensor's own unit.

@@ -19,7 +19,7 @@ from checks.diagnosis.signatures import Signature
 from checks.material import Material
 from checks.references.batch import IGNORED, MicroBatch
 from checks.references.reference import Reference
-from checks.tolerance import MULTIPLES
+from checks.tolerance import MULTIPLES, USEFUL_TOKEN_LIMIT
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "step.loss"
@@ -88,6 +88,12 @@ def _compare(material: Material, reference: Reference) -> Verdict:
         "notes": list(reference.notes),
     }
     shared = reference.source.shared
+    if all(m.holds for m in measurements) and limits["token"] > USEFUL_TOKEN_LIMIT:
+        sentence = (
+            f"nothing differs beyond the noise, but the noise would hide an error of {limits['token']:.2g} of a token's "
+            "loss; run with precision=float32, or a shorter seq_len where attention selects its tokens"
+        )
+        return Verdict(NAME, Status.INCONCLUSIVE, sentence, tuple(measurements), limits, shared, evidence=evidence)
     if all(m.holds for m in measurements):
         sentence = f"{reference.denominator} tokens agree within {worst:.2g} nats (allowed {threshold:.2g})"
         return Verdict(NAME, Status.PASS, sentence, tuple(measurements), limits, shared, evidence=evidence)

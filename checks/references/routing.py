@@ -137,7 +137,8 @@ def judge_choices(
     noisy: Sequence[Mapping[str, Sequence[torch.Tensor]]],
 ) -> tuple[ChoiceError, ...]:
     """Each router's choices against its float64 scores; the floor is what the scores move in the run's own
-    precision."""
+    precision.
+    """
     return tuple(
         _judge_router(path, recorded, exact[path], [scores[path] for scores in noisy if path in scores])
         for path, recorded in choices.items()

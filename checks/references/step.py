@@ -104,7 +104,8 @@ def run_step(
 
     `before_forward` is told what each forward will compute (to replay router choices). `auxiliary` adds a term to
     each back-propagated scalar (a load-balancing loss over the forwards just made). Gradients come in the dtype of
-    their parameters; the losses are reported in float64."""
+    their parameters; the losses are reported in float64.
+    """
     forward = forward or forward_logits
     model.zero_grad(set_to_none=True)
     losses = [torch.zeros(micro.input_ids.shape, dtype=torch.float64) for micro in micro_batches]

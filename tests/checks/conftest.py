@@ -6,13 +6,11 @@ Everything else judges edited copies of these: `swap` puts a copy in the place o
 from __future__ import annotations
 
 import fcntl
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from checks.assemble import assemble
 from checks.captures.capture import Capture, open_capture
@@ -24,8 +22,6 @@ from checks.spec import RunSpec
 from tests.checks.editing import Edit
 from workers.frameworks import adapter
 from workers.runner import run_framework
-
-torch.set_num_threads(1)  # tiny models are slower on several
 
 Editor = Callable[..., Edit]
 
@@ -39,20 +35,15 @@ class Recording:
 
 
 @pytest.fixture(scope="session")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Recording]]:
+def recordings(shared: Path) -> dict[str, Recording]:
     """`run`: Trainer, steps 1 and 3; `merged`: its rows as one batch; `packed`: TRL, packed, steps 1 and 3."""
-    base = tmp_path_factory.getbasetemp()
-    # The parent of a worker's directory is common to all workers of a run.
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(shared / "model-cache"))
-        model = resolve_model("tiny:qwen3").path
-        run = RunSpec("transformers", model, resolve_data("gsm8k_sample"))
-        packed = RunSpec("trl", model, resolve_data("tulu3_sample"), packing=True)
-        specs = {"run": run, "merged": spec_of(Role.MERGED, run), "packed": packed}
-        root = shared / "recordings"
-        root.mkdir(exist_ok=True)
-        yield {label: _record(root / label, spec) for label, spec in specs.items()}
+    model = resolve_model("tiny:qwen3").path
+    run = RunSpec("transformers", model, resolve_data("gsm8k_sample"))
+    packed = RunSpec("trl", model, resolve_data("tulu3_sample"), packing=True)
+    specs = {"run": run, "merged": spec_of(Role.MERGED, run), "packed": packed}
+    root = shared / "recordings"
+    root.mkdir(exist_ok=True)
+    return {label: _record(root / label, spec) for label, spec in specs.items()}
 
 
 def _record(directory: Path, spec: RunSpec) -> Recording:
