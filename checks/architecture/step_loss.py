@@ -90,8 +90,9 @@ def _compare(material: Material, reference: Reference) -> Verdict:
     shared = reference.source.shared
     if all(m.holds for m in measurements) and limits["token"] > USEFUL_TOKEN_LIMIT:
         sentence = (
-            f"nothing differs beyond the noise, but the noise would hide an error of {limits['token']:.2g} of a token's "
-            "loss; run with precision=float32, or a shorter seq_len where attention selects its tokens"
+            "nothing differs beyond the noise, but the noise would hide an error of "
+            f"{limits['token']:.2g} of a token's loss; run with precision=float32, "
+            "or a shorter seq_len where attention selects its tokens"
         )
         return Verdict(NAME, Status.INCONCLUSIVE, sentence, tuple(measurements), limits, shared, evidence=evidence)
     if all(m.holds for m in measurements):

@@ -14,8 +14,8 @@ from checks.captures.capture import Capture, TensorRecord
 from checks.captures.files import StoredTensor, stream
 from checks.errors import CaptureError
 
-CHUNK_ELEMENTS = 1 << 18
-"""2 MB a buffer in float64, so that one fits the cache; peak memory does not depend on the tensors' size."""
+CHUNK_ELEMENTS = 1 << 17
+"""1 MB a buffer in float64, so that two fit the cache; peak memory does not depend on the tensors' size."""
 
 KINDS = (
     "batch",
@@ -135,8 +135,10 @@ def compare_captures(
 def stream_moments(a: StoredTensor, b: StoredTensor, *, elements: int = CHUNK_ELEMENTS) -> Moments:
     """Sums over two stored tensors of one length, `elements` at a time."""
     error, dot, aa, bb = [], [], [], []
+    room = min(elements, a.numel)
+    wide_a, wide_b = torch.empty(room, dtype=torch.float64), torch.empty(room, dtype=torch.float64)
     for left, right in zip(stream(a, elements=elements), stream(b, elements=elements), strict=True):
-        x, y = left.to(torch.float64), right.to(torch.float64)
+        x, y = wide_a[: left.numel()].copy_(left), wide_b[: right.numel()].copy_(right)
         dot.append(float(x @ y))
         aa.append(float(x @ x))
         bb.append(float(y @ y))

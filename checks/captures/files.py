@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +98,31 @@ def _stored(file: Path, key: str, entry: dict[str, Any], *, base: int, size: int
 
 def load(stored: StoredTensor) -> torch.Tensor:
     """Read one tensor whole, in its own dtype and shape."""
-    parts = list(stream(stored, elements=max(stored.numel, 1)))
-    flat = parts[0] if parts else torch.empty(0, dtype=stored.dtype)
+    flat = next(stream(stored, elements=max(stored.numel, 1)), torch.empty(0, dtype=stored.dtype))
     return flat.reshape(stored.shape)
 
 
 def stream(stored: StoredTensor, *, elements: int) -> Iterator[torch.Tensor]:
-    """Yield the tensor's flat values in order, at most `elements` at a time, each chunk in memory of its own."""
+    """Yield the tensor's flat values in order, at most `elements` at a time.
+
+    All chunks lie in one buffer: each is valid until the next is asked for. A fresh buffer a chunk would cost more in
+    page faults than the reading itself.
+    """
     itemsize = stored.dtype.itemsize
-    with stored.file.open("rb") as handle:
+    buffer = memoryview(bytearray(min(elements, stored.numel) * itemsize))
+    with stored.file.open("rb", buffering=0) as handle:
         handle.seek(stored.start)
         for offset in range(0, stored.numel, elements):
             count = min(elements, stored.numel - offset)
-            buffer = bytearray(count * itemsize)
-            if handle.readinto(buffer) != len(buffer):
-                raise CaptureError(str(stored.file), f"ended inside tensor {stored.key!r}", REMEDY)
-            yield torch.frombuffer(buffer, dtype=stored.dtype)
+            part = buffer[: count * itemsize]
+            _fill(handle, part, stored)
+            yield torch.frombuffer(part, dtype=stored.dtype)
+
+
+def _fill(handle: FileIO, part: memoryview, stored: StoredTensor) -> None:
+    done = 0
+    while done < len(part):
+        read = handle.readinto(part[done:])
+        if not read:
+            raise CaptureError(str(stored.file), f"ended inside tensor {stored.key!r}", REMEDY)
+        done += read
