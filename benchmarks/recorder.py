@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch.optim import optimizer as optimizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks._timing import interleave, processor_seconds, ratios, spread
+from benchmarks._timing import Spread, interleave, processor_seconds, ratios, spread
 
-ROUNDS = 9
+ROUNDS = 15
 BATCH, POSITIONS = 4, 256
 IDLE_LIMIT, CAPTURED_LIMIT, SKETCH_BYTES_LIMIT = 0.03, 1.0, 12_000_000
 _NEVER = 1_000_000_000  # a step that is not reached: the hooks are armed and record nothing
@@ -131,20 +131,35 @@ def measure_sketch_bytes(directory: Path) -> tuple[int, int]:
     return sum(shapes.values()), file.stat().st_size
 
 
+def overhead(seconds: list[float], plain: list[float]) -> float:
+    """Return how much longer the fastest round is than the fastest plain one, as a part of that.
+
+    Other work on the machine can only slow a round down, so the fastest are the least disturbed.
+    """
+    return min(seconds) / min(plain) - 1
+
+
+def rounds(seconds: dict[str, list[float]], name: str) -> Spread:
+    """Return the spread of the overhead over the rounds."""
+    return spread([ratio - 1 for ratio in ratios(seconds[name], seconds["plain"])])
+
+
 def main() -> int:
     """Print the table; returns 1 where a limit is crossed."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         parameters, seconds = measure_steps(Path(name))
-        idle = spread([ratio - 1 for ratio in ratios(seconds["idle"], seconds["plain"])])
-        captured = spread([ratio - 1 for ratio in ratios(seconds["captured"], seconds["plain"])])
+        idle = overhead(seconds["idle"], seconds["plain"])
+        captured = overhead(seconds["captured"], seconds["plain"])
         billion, size = measure_sketch_bytes(Path(name))
     print(f"model: {parameters:,} parameters, batch {BATCH} x {POSITIONS} tokens, {ROUNDS} rounds, one thread")
     print(f"plain step, seconds:               {spread(seconds['plain'])}")
-    print(f"idle recorder, part of a step:     {idle}  (limit {IDLE_LIMIT})")
-    print(f"captured step, part of a step:     {captured}  (limit {CAPTURED_LIMIT})")
+    print(f"idle recorder, part of a step:     {idle:.3f}  (limit {IDLE_LIMIT})  by round: {rounds(seconds, 'idle')}")
+    print(
+        f"captured step, part of a step:     {captured:.3f}  (limit {CAPTURED_LIMIT})  by round: {rounds(seconds, 'captured')}"
+    )
     print(f"sketches of {billion:,} parameters: {size:,} bytes  (limit {SKETCH_BYTES_LIMIT:,})")
-    kept = idle.median <= IDLE_LIMIT and captured.median <= CAPTURED_LIMIT and size <= SKETCH_BYTES_LIMIT
+    kept = idle <= IDLE_LIMIT and captured <= CAPTURED_LIMIT and size <= SKETCH_BYTES_LIMIT
     return 0 if kept else 1
 
 

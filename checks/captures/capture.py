@@ -96,8 +96,7 @@ class Capture:
         index: dict[tuple[int, int, str], list[TensorRecord]] = {}
         for entry in self.manifest["tensors"]:
             file = str(entry["file"])
-            if Path(file).name != file:
-                raise CaptureError(str(self.path), f"names a file outside itself ({file!r})", RECORD_AGAIN)
+            _refuse_outside(self.path, file)
             if file not in headers:
                 headers[file] = read_header(self.path / file)
             record = _tensor_record(entry, headers[file], self.path)
@@ -129,8 +128,9 @@ class Capture:
 
 
 def _tensor_record(entry: Mapping[str, Any], header: Mapping[str, StoredTensor], path: Path) -> TensorRecord:
+    named = entry["representations"]
     try:
-        stored = {kind: header[key] for kind, key in entry["representations"].items()}
+        stored = {kind: header[key] for kind, key in named.items()}
     except KeyError as error:
         found = f"has no tensor {error.args[0]!r} that the manifest names"
         raise CaptureError(str(path / str(entry["file"])), found, RECORD_AGAIN) from None
@@ -144,6 +144,11 @@ def _tensor_record(entry: Mapping[str, Any], header: Mapping[str, StoredTensor],
         stats=entry["stats"],
         representations=stored,
     )
+
+
+def _refuse_outside(path: Path, file: str) -> None:
+    if Path(file).name != file:
+        raise CaptureError(str(path), f"names a file outside itself ({file!r})", RECORD_AGAIN)
 
 
 def open_capture(path: Path) -> Capture:
@@ -170,6 +175,7 @@ def open_capture(path: Path) -> Capture:
         capture = Capture(path, manifest)
         _ = capture.records, capture._index
         for entry in manifest["files"]:
+            _refuse_outside(path, str(entry["path"]))
             size = (path / entry["path"]).stat().st_size
             if size != entry["bytes"]:
                 found = f"has {size} bytes where the manifest says {entry['bytes']}"

@@ -87,7 +87,7 @@ def _stored(file: Path, key: str, entry: dict[str, Any], *, base: int, size: int
     begin, end = entry["data_offsets"]
     shape = tuple(int(extent) for extent in entry["shape"])
     stored = StoredTensor(file, key, dtype, shape, base + begin, base + end)
-    if begin < 0 or end - begin != stored.numel * dtype.itemsize:
+    if begin < 0 or min(shape, default=0) < 0 or end - begin != stored.numel * dtype.itemsize:
         raise CaptureError(str(file), f"tensor {key!r} has offsets that do not fit its shape", REMEDY)
     if stored.stop > size:
         raise CaptureError(

@@ -104,7 +104,7 @@ FAULTS: tuple[Fault, ...] = (
         summary="the LoRA adapter of one module does not train",
         problem="swift-adapter-frozen-after-initial-save",
         url="https://github.com/modelscope/ms-swift/pull/9452",
-        check="step.settings",
+        check="step.update",
         pattern=Pattern.MODEL_DEFINITION,
         settings=("lora=true",),
     ),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbline_capture.sketch import row_norms, sketch
 
@@ -177,6 +177,7 @@ def test_kind_and_layer_are_told_by_name(name: str, kind: str, layer: int | None
     assert (kind_of(name), layer_of(name)) == (kind, layer)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(min_value=-1e3, max_value=1e3), min_size=4, max_size=4), st.floats(0.1, 10.0))
 def test_a_multiple_of_the_reference_has_that_scale(values: list[float], c: float) -> None:
     b = double(*values)

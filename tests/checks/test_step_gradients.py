@@ -14,6 +14,7 @@ from checks.captures.differences import Difference, project
 from checks.diagnosis.first_divergence import Divergence, ModuleError
 from checks.material import Material
 from checks.references.reference import Reference
+from checks.references.routing import ChoiceError
 from checks.tolerance import MULTIPLES, VERSION
 from checks.verdict import Pattern, Status, Verdict
 from tests.checks.conftest import Editor
@@ -329,3 +330,36 @@ def test_a_forward_that_moves_late_tokens_only_points_to_the_sequence_length(hea
     assert judged(20, 1.001).pattern is Pattern.SEQUENCE_LENGTH
     assert judged(20, 0.999).pattern is Pattern.MODEL_DEFINITION
     assert judged(2, 1.001).pattern is Pattern.MODEL_DEFINITION
+
+
+def test_other_experts_pass_only_where_the_score_lost_by_less_than_twice_the_multiple_of_its_noise(
+    healthy: Material, edit: Editor
+) -> None:
+    router = "model.layers.1.mlp.gate"
+
+    def judged(margin: float, material: Material = healthy) -> Verdict:
+        choices = (ChoiceError("model.layers.0.mlp.gate", 335, 0, 0.0, 1e-6), ChoiceError(router, 335, 3, margin, 1e-6))
+        reference = replace(first_reference(material), choices=choices)
+        return step_gradients.judge(replace(material, references={1: reference}))
+
+    held = judged(1.599e-5)
+    assert held.status is Status.PASS
+    measurement = held.measurements[-1]
+    assert measurement.name == f"experts chosen by {router} (3 of 335 tokens differ)"
+    assert (measurement.value, measurement.threshold, measurement.floor, measurement.unit) == (
+        1.599e-5,
+        pytest.approx(1.6e-5),
+        1e-6,
+        "score",
+    )
+    verdict = judged(1.601e-5)
+    assert verdict.status is Status.FAIL
+    assert verdict.sentence == (
+        f"{router} chose other experts than its scores say for 3 of 335 tokens, by a margin of up to 1.6e-05 where "
+        "the scores' noise is 1e-06; given those experts every gradient agrees"
+    )
+    assert (verdict.first_wrong, verdict.pattern) == (router, Pattern.MODEL_DEFINITION)
+    wrong = swap(healthy, edit(healthy.capture).change("gradient", NORM, lambda gradient: 0.5 * gradient).save())
+    assert judged(1.601e-5, wrong).first_wrong == NORM
+    scaled = put_all(edit(healthy.capture), healthy, lambda r, name: (1.0 + 1.5e-6) * exact_of(r, name))
+    assert judged(1.601e-5, swap(healthy, scaled.save())).sentence.startswith("the pooled scale of all gradients is")

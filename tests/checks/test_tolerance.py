@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checks import tolerance
@@ -164,6 +164,7 @@ def test_limits_are_the_worst_of_each_kind_and_leave_out_tensors_without_signal(
     }
 
 
+@settings(deadline=None)
 @given(vectors, vectors, st.sampled_from([2.0**-8, 2.0**-3, 2.0, 2.0**10]))
 def test_a_change_of_unit_changes_floors_with_it_and_no_verdict(b: list[float], a: list[float], unit: float) -> None:
     blocks = Blocks("head", 3, 2)
@@ -180,6 +181,7 @@ def test_a_change_of_unit_changes_floors_with_it_and_no_verdict(b: list[float], 
     assert at_other.ratio == pytest.approx(at_one.ratio, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(vectors, vectors, st.floats(min_value=0.0, max_value=1.0))
 def test_an_error_within_the_floor_never_fails(b: list[float], direction: list[float], share: float) -> None:
     reference = project("a", column(*b), Blocks("head", 1, 6))
@@ -193,6 +195,7 @@ def test_an_error_within_the_floor_never_fails(b: list[float], direction: list[f
     assert judged.holds
 
 
+@settings(deadline=None)
 @given(vectors, st.floats(min_value=1e-6, max_value=0.5))
 def test_a_fault_of_the_detection_limit_is_seen_whatever_the_noise_does(b: list[float], noise: float) -> None:
     reference = project("a", column(*b), WHOLE)

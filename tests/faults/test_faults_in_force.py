@@ -66,13 +66,14 @@ class Runs:
         return self.read(BY_FAULT.get(slug, "plain")), self.read(slug)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("transformers", marks=pytest.mark.xdist_group("faults-transformers")),
-        pytest.param("trl", marks=pytest.mark.xdist_group("faults-trl")),
-    ],
-)
+FRAMEWORKS = {
+    name: pytest.param(name, marks=pytest.mark.xdist_group(f"faults-{name}")) for name in ("transformers", "trl")
+}
+in_the_trainer_alone = pytest.mark.parametrize("runs", [FRAMEWORKS["transformers"]], indirect=True)
+in_trl_alone = pytest.mark.parametrize("runs", [FRAMEWORKS["trl"]], indirect=True)
+
+
+@pytest.fixture(scope="module", params=list(FRAMEWORKS.values()))
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     directory = tmp_path_factory.mktemp(request.param) / "cases"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -134,15 +135,15 @@ def test_rmsnorm_eps_is_ten_times_the_configured_one_in_every_norm(runs: Runs) -
     assert _fit_scale(wrong.pick("gradient1"), right.pick("gradient1"))[1] > 1e-4
 
 
+@in_the_trainer_alone
 def test_attention_scale_is_one_percent_up_in_the_first_layer_only(runs: Runs) -> None:
-    if "attention-scale" not in CASES[runs.framework]:
-        pytest.skip("the same code as with transformers")
     right, wrong = runs.read_pair("attention-scale")
     ratios = {name: wrong.seen["scaling"][name] / scale for name, scale in right.seen["scaling"].items()}
     assert ratios == pytest.approx({"model.layers.0.self_attn": 1.01, "model.layers.1.self_attn": 1.0}, rel=1e-12)
     assert _fit_scale(wrong.pick("gradient1"), right.pick("gradient1"))[1] > 1e-4
 
 
+@in_the_trainer_alone
 @pytest.mark.parametrize(
     ("slug", "name", "factor", "rows_or_columns"),
     [
@@ -154,8 +155,6 @@ def test_attention_scale_is_one_percent_up_in_the_first_layer_only(runs: Runs) -
 def test_a_scaled_weight_differs_where_it_says_and_nowhere_else(
     runs: Runs, slug: str, name: str, factor: float, rows_or_columns: Any
 ) -> None:
-    if slug not in CASES[runs.framework]:
-        pytest.skip("the same code as with transformers")
     right, wrong = runs.read_pair(slug)
     assert _list_changed(right, wrong, "before") == [name]
     expected = right.pick("before")[name]
@@ -222,9 +221,8 @@ def test_micro_batch_means_weigh_each_micro_batch_by_its_own_count(runs: Runs) -
     assert _fit_scale(wrong.pick("gradient1"), right.pick("gradient1"))[1] > 0.01
 
 
+@in_the_trainer_alone
 def test_rotary_frequencies_are_those_that_bf16_holds(runs: Runs) -> None:
-    if "rope-bf16" not in CASES[runs.framework]:
-        pytest.skip("the same code as with transformers")
     right, wrong = runs.read_pair("rope-bf16")
     name = "buffer/model.rotary_emb.inv_freq"
     assert torch.equal(wrong.tensors[name], right.tensors[name].bfloat16().float())
@@ -232,9 +230,8 @@ def test_rotary_frequencies_are_those_that_bf16_holds(runs: Runs) -> None:
     assert _fit_scale(wrong.pick("gradient1"), right.pick("gradient1"))[1] > 1e-5
 
 
+@in_trl_alone
 def test_packed_positions_run_on_where_they_should_restart(runs: Runs) -> None:
-    if runs.framework != "trl":
-        pytest.skip("the plain collator does not pack")
     right, wrong = runs.read_pair("packed-positions")
     for before, after in zip(right.seen["positions"], wrong.seen["positions"], strict=True):
         assert sum(position == 0 for row in before for position in row) > len(before)
@@ -243,9 +240,8 @@ def test_packed_positions_run_on_where_they_should_restart(runs: Runs) -> None:
     assert _fit_scale(wrong.pick("gradient1"), right.pick("gradient1"))[1] > 0.1
 
 
+@in_the_trainer_alone
 def test_beta2_is_wrong_and_the_first_step_is_blind_to_it(runs: Runs) -> None:
-    if "beta2-wrong" not in CASES[runs.framework]:
-        pytest.skip("the same code as with transformers")
     right, wrong = runs.read_pair("beta2-wrong")
     assert {tuple(group["betas"]) for group in right.seen["groups"]} == {(0.9, 0.999)}
     assert {tuple(group["betas"]) for group in wrong.seen["groups"]} == {(0.9, 0.99)}
@@ -253,17 +249,15 @@ def test_beta2_is_wrong_and_the_first_step_is_blind_to_it(runs: Runs) -> None:
     assert _list_changed(right, wrong, "after") != []
 
 
+@in_the_trainer_alone
 def test_the_schedule_is_one_step_ahead(runs: Runs) -> None:
-    if "warmup-off-by-one" not in CASES[runs.framework]:
-        pytest.skip("the same code as with transformers")
     right, wrong = runs.read_pair("warmup-off-by-one")
     assert right.seen["rates"] == pytest.approx([0.0, 0.5e-3])
     assert wrong.seen["rates"] == pytest.approx([0.5e-3, 0.0])  # warm-up over 2 of 2 steps, then nothing is left
 
 
+@in_the_trainer_alone
 def test_only_one_parameter_has_a_zero_gradient(runs: Runs) -> None:
-    if "gradient-zeroed" not in CASES[runs.framework]:
-        pytest.skip("the same code as with transformers")
     right, wrong = runs.read_pair("gradient-zeroed")
     assert _list_changed(right, wrong, "gradient1") == ["model.layers.1.self_attn.k_proj.weight"]
     assert float(wrong.pick("gradient1")["model.layers.1.self_attn.k_proj.weight"].abs().max()) == 0.0

@@ -1,0 +1,57 @@
+"""A sound framework passes, with limits that are worth something."""
+
+from __future__ import annotations
+
+import pytest
+
+from checks.verdict import Status
+from tests.acceptance.conftest import Validate, by_name, statuses
+from workers.request import exit_code
+
+FIVE = ("step.loss", "step.denominator", "step.gradients", "step.update", "step.accumulation")
+
+
+@pytest.mark.parametrize("framework", ["transformers", "trl"])
+def test_every_check_passes_on_a_tiny_qwen3(run_validation: Validate, framework: str) -> None:
+    result = run_validation(framework)
+    found = statuses(result)
+    assert found.pop("data.packing") is Status.SKIPPED
+    assert set(found.values()) == {Status.PASS}, {v.check: v.sentence for v in result.verdicts}
+    assert exit_code(result.verdicts) == 0
+    verdicts = by_name(result)
+    # The subtlest public fault in float32 moves a gradient by 2.5e-4 of its norm.
+    limits = verdicts["step.gradients"].detection_limits
+    assert max(limit for kind, limit in limits.items() if not kind.endswith("by block")) < 1e-4
+    assert limits["scale of all"] < 1e-5
+    assert all(verdicts[name].detection_limit is not None for name in FIVE)
+    assert verdicts["step.gradients"].shared_code == ()
+
+
+def test_bf16_passes_and_says_what_it_cannot_see(run_validation: Validate) -> None:
+    checks = ("run.completes", "step.settings", "step.loss", "step.denominator", "step.gradients", "step.update")
+    result = run_validation("transformers", "precision=bf16", checks=checks)
+    assert set(statuses(result).values()) == {Status.PASS}, {v.check: v.sentence for v in result.verdicts}
+    limit = by_name(result)["step.gradients"].detection_limit
+    assert limit is not None
+    assert limit > 0.05
+
+
+def test_lora_and_sgd_with_a_schedule_pass(run_validation: Validate) -> None:
+    checks = ("step.settings", "step.loss", "step.gradients", "step.update")
+    settings = ("lora=true", "optimizer=sgd", "momentum=0.9", "schedule=linear", "warmup_steps=1")
+    result = run_validation("trl", *settings, model="tiny:llama", checks=checks)
+    assert set(statuses(result).values()) == {Status.PASS}, {v.check: v.sentence for v in result.verdicts}
+
+
+def test_experts_are_judged_with_the_choices_of_the_run(run_validation: Validate) -> None:
+    checks = ("step.settings", "step.loss", "step.denominator", "step.gradients", "model.definition")
+    result = run_validation("transformers", model="tiny:qwen3_moe", checks=checks)
+    verdicts = by_name(result)
+    assert verdicts["step.gradients"].status is Status.PASS
+    chosen = [m for m in verdicts["step.gradients"].measurements if m.name.startswith("experts chosen by")]
+    assert len(chosen) == 2
+    assert all(m.holds and m.unit == "score" for m in chosen)
+    # transformers' own class stands as reference, so nothing is said of the class.
+    assert any("modeling_qwen3_moe" in code for code in verdicts["step.gradients"].shared_code)
+    assert verdicts["model.definition"].status is Status.INCONCLUSIVE
+    assert exit_code(result.verdicts) == 2

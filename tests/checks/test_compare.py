@@ -1,0 +1,192 @@
+"""Two captures side by side."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checks.captures.capture import Capture, open_capture
+from checks.captures.compare import CHUNK_ELEMENTS, KINDS, TensorComparison, compare_captures, stream_moments
+from checks.errors import CaptureError
+from tests.checks.conftest import Editor, Recording
+
+NORM = "model.norm.weight"
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def capture(recordings: dict[str, Recording]) -> Capture:
+    return open_capture(recordings["merged"].capture)
+
+
+def row_of(rows: tuple[TensorComparison, ...], kind: str, name: str) -> TensorComparison:
+    (found,) = (row for row in rows if (row.kind, row.name) == (kind, name))
+    return found
+
+
+def test_a_capture_equals_itself(capture: Capture, edit: Editor) -> None:
+    seen: list[str] = []
+    found = compare_captures(capture, edit(capture).save(), on_progress=seen.append)
+    assert found.equal
+    assert (found.differing, found.first, found.only_a, found.only_b, found.settings) == ((), None, (), (), ())
+    assert len(found.rows) == len(seen) == 6 + 25 * 7
+    assert seen[0].startswith("step 1, batch ")
+    row = row_of(found.rows, "gradient", QUERY)
+    assert (row.step, row.field, row.micro_batch, row.representation) == (1, None, None, "full")
+    assert (row.relative, row.scale) == (0.0, 1.0)
+    assert row.cosine == pytest.approx(1.0)
+
+
+def test_rows_come_in_the_order_in_which_a_step_produces_them(capture: Capture, edit: Editor) -> None:
+    editing = edit(capture)
+    for kind in ("parameter_after", "gradient", "parameter_before"):
+        editing.change(kind, NORM, lambda tensor: 2.0 * tensor)
+    found = compare_captures(editing.save(), capture)
+    order = [KINDS.index(row.kind) for row in found.rows]
+    assert order == sorted(order)
+    assert [row.kind for row in found.differing] == ["parameter_before", "gradient", "parameter_after"]
+    assert found.first is not None
+    assert (found.first.kind, found.first.name) == ("parameter_before", NORM)
+    assert not found.equal
+
+
+def test_a_difference_is_measured_relative_to_the_second_capture(capture: Capture, edit: Editor) -> None:
+    def change(gradient: torch.Tensor) -> torch.Tensor:
+        return 3.0 * gradient.double()
+
+    row = row_of(
+        compare_captures(edit(capture).change("gradient", QUERY, change).save(), capture).rows, "gradient", QUERY
+    )
+    assert (row.relative, row.scale, row.cosine) == (
+        pytest.approx(2.0),
+        pytest.approx(3.0),
+        pytest.approx(1.0),
+    )
+
+
+def test_sketches_are_compared_where_one_side_has_no_more(capture: Capture, edit: Editor) -> None:
+    half = edit(capture).change("gradient", QUERY, lambda gradient: 0.5 * gradient.double()).keep_sketches().save()
+    found = compare_captures(half, capture)
+    row = row_of(found.rows, "gradient", QUERY)
+    assert row.representation == "sketch"
+    assert (row.relative, row.scale) == (pytest.approx(0.5), pytest.approx(0.5))
+    moments = [r for r in found.rows if r.kind == "optimizer_state"]
+    assert {r.representation for r in moments} == {"sample"}
+    assert [r.name for r in found.differing] == [QUERY]
+
+
+def test_tensors_that_one_side_lacks_are_listed_and_not_equal(capture: Capture, edit: Editor) -> None:
+    less = edit(capture).drop("gradient", NORM).drop("optimizer_state", NORM, field="exp_avg")
+    less.drop("batch", "labels", micro_batch=0)
+    found = compare_captures(capture, less.save())
+    assert found.only_a == (
+        "step 1, batch labels of micro-batch 0",
+        f"step 1, gradient {NORM}",
+        f"step 1, optimizer_state {NORM} (exp_avg)",
+    )
+    assert (found.only_b, found.differing, found.equal) == ((), (), False)
+    other = compare_captures(less_again(capture, edit), capture)
+    assert (other.only_a, other.only_b, other.equal) == ((), (f"step 1, gradient {NORM}",), False)
+
+
+def less_again(capture: Capture, edit: Editor) -> Capture:
+    return edit(capture).drop("gradient", NORM).save()
+
+
+def test_tensors_that_cannot_be_compared_say_why(capture: Capture, edit: Editor) -> None:
+    editing = edit(capture).change("gradient", NORM, lambda gradient: gradient[:-1])
+    found = compare_captures(editing.save(), capture)
+    row = row_of(found.rows, "gradient", NORM)
+    assert row.reason == "shapes differ: (63,) and (64,)"
+    assert math.isnan(row.relative)
+    assert math.isnan(row.scale)
+    assert math.isnan(row.cosine)
+    assert (found.equal, found.differing) == (False, ())
+    bare = edit(capture)
+    bare.entry("gradient", NORM)["representations"].clear()
+    row = row_of(compare_captures(bare.save(), capture).rows, "gradient", NORM)
+    assert (row.reason, row.representation) == ("no representation in common", None)
+
+
+def test_a_value_that_is_not_a_number_is_a_difference(capture: Capture, edit: Editor) -> None:
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(64) == 3, math.nan, gradient)
+
+    found = compare_captures(edit(capture).change("gradient", NORM, spoil).save(), capture)
+    assert not found.equal
+    assert [row.name for row in found.differing] == [NORM]
+
+
+def test_zero_tensors_have_no_scale(capture: Capture, edit: Editor) -> None:
+    zero = edit(capture).change("gradient", NORM, torch.zeros_like).save()
+    row = row_of(compare_captures(capture, zero).rows, "gradient", NORM)
+    assert row.relative == math.inf
+    assert math.isnan(row.scale)
+    assert math.isnan(row.cosine)
+    back = row_of(compare_captures(zero, capture).rows, "gradient", NORM)
+    assert (back.relative, back.scale) == (1.0, 0.0)
+    assert math.isnan(back.cosine)
+    both = row_of(compare_captures(zero, zero).rows, "gradient", NORM)
+    assert both.relative == 0.0
+
+
+def test_settings_that_differ_are_listed(capture: Capture, edit: Editor) -> None:
+    editing = edit(capture)
+    record = editing.step()
+    record["optimizer"]["class"] = "torch.optim.sgd.SGD"
+    record["optimizer"]["groups"][1]["settings"]["lr"] = 0.5
+    del record["optimizer"]["groups"][0]["settings"]["eps"]
+    record["clips"].clear()
+    record["scalars"]["model.norm"]["variance_epsilon"] = 1e-5
+    record["scalars"][""]["config"]["rms_norm_eps"] = 1e-5
+    record["scalars"][""]["config"]["_name_or_path"] = "elsewhere"
+    record["scalars"][""]["name_or_path"] = "elsewhere"
+    record["scalars"]["model"]["only_here"] = 1
+    record["micro_batches"].append({"index": 1})
+    found = compare_captures(editing.save(), capture)
+    assert found.settings == (
+        ("step 1: optimizer", "torch.optim.sgd.SGD", "torch.optim.adamw.AdamW"),
+        ("step 1: micro-batches", 2, 1),
+        ("step 1: clip max_norm", [], [1.0]),
+        ("step 1: eps of group 0", None, 1e-8),
+        ("step 1: lr of group 1", 0.5, 1e-3),
+        ("step 1: .config.rms_norm_eps", 1e-5, 1e-6),
+        ("step 1: model.norm.variance_epsilon", 1e-5, 1e-6),
+    )
+
+
+def test_captures_without_a_common_step_are_refused(recordings: dict[str, Recording], edit: Editor) -> None:
+    run, merged = open_capture(recordings["run"].capture), open_capture(recordings["merged"].capture)
+    late = edit(run).drop_step(1).save()
+    with pytest.raises(CaptureError) as caught:
+        compare_captures(late, merged)
+    assert caught.value.file == str(merged.path)
+    assert caught.value.found == f"holds steps [1], {late.path} holds [3]"
+    assert caught.value.remedy == "record both with the same --steps"
+    assert {row.step for row in compare_captures(run, merged).rows} == {1}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(min_value=50, max_value=5000))
+def test_sums_do_not_depend_on_the_chunks(recordings: dict[str, Recording], elements: int) -> None:
+    capture = open_capture(recordings["merged"].capture)
+    gradients = capture.tensors(1, "gradient")
+    a = gradients[QUERY].representations["full"]
+    b = gradients["model.layers.1.self_attn.q_proj.weight"].representations["full"]
+    x, y = (gradients[n].read("full") for n in (QUERY, "model.layers.1.self_attn.q_proj.weight"))
+    assert x is not None
+    assert y is not None
+    x64, y64 = x.double().flatten(), y.double().flatten()
+    found = stream_moments(a, b, elements=elements)
+    assert found.error == pytest.approx(float((x64 - y64).square().sum()), rel=1e-12)
+    assert found.dot == pytest.approx(float(x64 @ y64), rel=1e-9)
+    assert found.a == pytest.approx(float(x64 @ x64), rel=1e-12)
+    assert found.b == pytest.approx(float(y64 @ y64), rel=1e-12)
+
+
+def test_the_memory_of_a_comparison_is_a_few_megabytes_whatever_the_tensors() -> None:
+    assert 4 * 8 * CHUNK_ELEMENTS <= 32 << 20
