@@ -154,10 +154,10 @@ def main() -> int:
         billion, size = measure_sketch_bytes(Path(name))
     print(f"model: {parameters:,} parameters, batch {BATCH} x {POSITIONS} tokens, {ROUNDS} rounds, one thread")
     print(f"plain step, seconds:               {spread(seconds['plain'])}")
-    print(f"idle recorder, part of a step:     {idle:.3f}  (limit {IDLE_LIMIT})  by round: {rounds(seconds, 'idle')}")
-    print(
-        f"captured step, part of a step:     {captured:.3f}  (limit {CAPTURED_LIMIT})  by round: {rounds(seconds, 'captured')}"
-    )
+    print(f"idle recorder, part of a step:     {idle:.3f}  (limit {IDLE_LIMIT})")
+    print(f"    by round:                      {rounds(seconds, 'idle')}")
+    print(f"captured step, part of a step:     {captured:.3f}  (limit {CAPTURED_LIMIT})")
+    print(f"    by round:                      {rounds(seconds, 'captured')}")
     print(f"sketches of {billion:,} parameters: {size:,} bytes  (limit {SKETCH_BYTES_LIMIT:,})")
     kept = idle <= IDLE_LIMIT and captured <= CAPTURED_LIMIT and size <= SKETCH_BYTES_LIMIT
     return 0 if kept else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import tempfile
 import time
@@ -21,7 +22,7 @@ from checks.errors import BadRequest, CaptureError
 from checks.faults import fault
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
-from checks.references.budget import count_parameters
+from checks.references.budget import count_parameters, estimate_trace_bytes
 from checks.registry import find_checks
 from checks.samples import resolve_data
 from checks.spec import RunSpec
@@ -35,7 +36,12 @@ from workers.settings import parse_settings
 LOCATED_BY = frozenset({"step.loss", "step.gradients", "data.packing"})
 """Checks whose failure a second pass, with every module's inputs, can trace to the first wrong module."""
 
+TITLES = {Role.RUN: "framework run", Role.MERGED: "framework run on merged rows"}
+
 ALL_MODULES = ".+"
+LAYERS = r"model\.embed_tokens|model\.layers\.\d+|model\.norm|lm_head"
+TRACE_BYTES = 2_000_000_000
+"""Above it a second pass records layers only, and a third the parts of the first wrong one."""
 SMALL_MODEL_PARAMETERS = 20_000_000
 """Below it, threads cost more than they give: 0.2 s against 85 s was measured for 20 steps of a tiny model."""
 LAST_OUTPUT_CHARACTERS = 300
@@ -127,7 +133,7 @@ def _execute(session: _Session, chosen: Adapter, planned: PlannedRun, fraction: 
     steps = planned.captured_steps
     spec = planned.spec
     named = f"{spec.framework}, {spec.steps} steps of {spec.batch} × {spec.accumulation} rows"
-    with session.phase(f"run: {label}", f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
+    with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
         run = _run(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
     return _outcome(session, run)
 
@@ -149,7 +155,7 @@ def _run(
     def on_line(line: str) -> None:
         if line.strip():
             session.last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
-            session.tell(f"run: {label}", session.last_line, None)
+            session.tell(label, session.last_line, None)
 
     session.last_line = ""
     run = run_framework(
@@ -230,11 +236,23 @@ def _trace(session: _Session, chosen: Adapter, spec: RunSpec, material: Material
     reference = material.first_reference()
     if reference is None or not forward_differs(reference, precision=spec.precision):
         return material
-    with session.phase("second pass", "the failing step again, recording every module's input and output", 0.95):
-        step = min(material.references)
-        run = _run(
-            session, chosen, replace(spec, steps=step), "second-pass", steps=(step,), full=False, modules=ALL_MODULES
-        )
+    if estimate_trace_bytes(spec.model, reference.micro_batches) <= TRACE_BYTES:
+        return _record_and_locate(session, chosen, spec, material, "second-pass", ALL_MODULES)
+    material = _record_and_locate(session, chosen, spec, material, "second-pass", LAYERS)
+    first = material.divergence.first if material.divergence else None
+    if first is None:
+        return material
+    parts = rf"{re.escape(first.module)}(\..+)?"
+    return _record_and_locate(session, chosen, spec, material, "third-pass", parts)
+
+
+def _record_and_locate(
+    session: _Session, chosen: Adapter, spec: RunSpec, material: Material, label: str, modules: str
+) -> Material:
+    """One more run of the failing step, recording what modules receive and give, and the first wrong one of them."""
+    step = min(material.references)
+    with session.phase(label.replace("-", " "), "the failing step again, recording what its modules receive", 0.95):
+        run = _run(session, chosen, replace(spec, steps=step), label, steps=(step,), full=False, modules=modules)
         outcome = _outcome(session, run)
     if outcome.capture is None or step not in outcome.capture.steps:
         return material

@@ -160,6 +160,11 @@ def _read(
         return misplaced
     differs = forward_differs(reference, precision=material.spec.precision)
     signature = read_gradients(judgements, scale, forward_agrees=not differs)
+    if material.divergence is not None and not material.divergence.deterministic:
+        sentence = (
+            f"{signature.sentence}; a second pass did not repeat the step's gradients: the run is not deterministic"
+        )
+        return Signature(sentence, signature.pattern, signature.where)
     first = material.divergence.first if material.divergence else None
     if first is None:
         return signature

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from checks.captures.files import read_header
+from checks.references.batch import MicroBatch
 
 REFERENCE_BYTES = 32
 """A parameter's weight, float64 gradient, its copy for comparison, and one own-precision model with gradient and
 rounding.
 """
+
+TRACED_TENSORS = 3
+"""Input, output and output gradient of a module."""
+
+FLOAT32_BYTES = 4
 
 BUDGET_SHARE = 0.8
 """Of the memory that is free now."""
@@ -31,6 +39,18 @@ def count_parameters(checkpoint: Path) -> int:
 def reference_memory(checkpoint: Path) -> int:
     """Bytes that a whole-model float64 reference is expected to need, without activations."""
     return count_parameters(checkpoint) * REFERENCE_BYTES
+
+
+def estimate_trace_bytes(checkpoint: Path, micro_batches: Sequence[MicroBatch]) -> int:
+    """Bytes of every module's input, output and output gradient over one step, from the config's sizes.
+
+    A decoder layer holds about 14 tensors of hidden_size and 5 of intermediate_size a token.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    config = config.get("text_config", config)
+    tokens = sum(micro.input_ids.numel() for micro in micro_batches)
+    hidden, wide = int(config["hidden_size"]), int(config.get("intermediate_size", config["hidden_size"]))
+    return tokens * int(config["num_hidden_layers"]) * (14 * hidden + 5 * wide) * TRACED_TENSORS * FLOAT32_BYTES
 
 
 def check_memory(checkpoint: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from plumbline_capture.represent import describe
 from plumbline_capture.sketch import row_norms, sample, sketch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from checks.captures.capture import Capture, open_capture
 from checks.material import Material
@@ -23,41 +25,48 @@ from checks.references.corpus import render_corpus
 from checks.references.reference import Reference
 from checks.spec import RunSpec
 
+EDITED = "edited.safetensors"
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Edit:
     """A copy of a capture in the making: change what it holds, then `save` it.
 
-    A tensor is changed in all its representations at once, as if the run had computed it so.
+    A tensor is changed in all its representations at once, as if the run had computed it so. What is changed goes
+    into a file of its own beside the capture's, so that a copy costs only what it changes.
     """
 
     def __init__(self, source: Capture, out: Path) -> None:
         self.out = out
-        self.manifest: dict[str, Any] = json.loads(json.dumps(source.manifest))
+        self.manifest: dict[str, Any] = pickle.loads(pickle.dumps(source.manifest))
         self._source = source.path
-        self._files: dict[str, dict[str, torch.Tensor]] = {}
+        self._changed: dict[str, torch.Tensor] = {}
+        self._count = 0
 
     def tensor(self, kind: str, name: str, **where: Any) -> torch.Tensor:
         """The whole tensor; `where`: step (1), field, micro_batch."""
-        entry = self.entry(kind, name, **where)
-        return self._tensors(entry["file"])[entry["representations"]["full"]]
+        return self._read(self.entry(kind, name, **where), "full")
 
     def put(self, kind: str, name: str, value: torch.Tensor, **where: Any) -> Edit:
         """Record `value` in the place of a tensor, in each representation that it has and in its stats."""
         entry = self.entry(kind, name, **where)
         made: dict[str, Callable[[], torch.Tensor]] = {
-            "full": value.contiguous,
+            "full": lambda: value,
             "sketch": lambda: sketch(value, name),
             "sample": lambda: sample(value, name),
             "row_norms": lambda: row_norms(value),
         }
-        tensors = self._tensors(entry["file"])
-        for representation, key in entry["representations"].items():
-            tensors[key] = made[representation]().clone()
+        self._write(entry, {representation: made[representation]() for representation in entry["representations"]})
         shape = list(value.shape)
         entry |= {"stats": describe(value), "dtype": str(value.dtype), "global_shape": shape}
         entry["slice"] = [[0, size] for size in shape]
+        return self
+
+    def put_sample(self, kind: str, name: str, value: torch.Tensor, **where: Any) -> Edit:
+        """Record other values at the sample positions of a tensor, and nothing else of it."""
+        entry = self.entry(kind, name, **where)
+        kept = {representation: self._read(entry, representation) for representation in entry["representations"]}
+        self._write(entry, {**kept, "sample": value})
         return self
 
     def change(self, kind: str, name: str, function: Change, **where: Any) -> Edit:
@@ -65,10 +74,7 @@ class Edit:
 
     def drop(self, kind: str, name: str, **where: Any) -> Edit:
         """Take a tensor out, as if it had not been recorded."""
-        entry = self.entry(kind, name, **where)
-        for key in entry["representations"].values():
-            del self._tensors(entry["file"])[key]
-        self.manifest["tensors"].remove(entry)
+        self.manifest["tensors"].remove(self.entry(kind, name, **where))
         return self
 
     def rename(self, kind: str, name: str, new: str, **where: Any) -> Edit:
@@ -81,7 +87,7 @@ class Edit:
         """Leave what the recorder keeps without `--full`, and less: not even small tensors whole."""
         for entry in self.manifest["tensors"]:
             if "full" in entry["representations"] and len(entry["representations"]) > 1:
-                del self._tensors(entry["file"])[entry["representations"].pop("full")]
+                del entry["representations"]["full"]
         return self
 
     def step(self, step: int = 1) -> dict[str, Any]:
@@ -109,26 +115,39 @@ class Edit:
         return [e["name"] for e in self.manifest["tensors"] if (e["kind"], e["step"]) == (kind, step)]
 
     def write(self) -> Path:
-        """Write the copy, each file whole, with sizes and checksums that fit."""
+        """Write the copy, with sizes and checksums that fit."""
         self.out.mkdir()
         for entry in self.manifest["files"]:
-            name = entry["path"]
-            if name not in self._files:
-                os.link(self._source / name, self.out / name)
-                continue
-            save_file(self._files[name], self.out / name)
-            content = (self.out / name).read_bytes()
-            entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            os.link(self._source / entry["path"], self.out / entry["path"])
+        if self._changed:
+            save_file(self._changed, self.out / EDITED)
+            content = (self.out / EDITED).read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            self.manifest["files"].append(
+                {"path": EDITED, "rank": 0, "step": None, "bytes": len(content), "sha256": digest}
+            )
         (self.out / "manifest.json").write_text(json.dumps(self.manifest))
         return self.out
 
     def save(self) -> Capture:
         return open_capture(self.write())
 
-    def _tensors(self, file: str) -> dict[str, torch.Tensor]:
-        if file not in self._files:
-            self._files[file] = load_file(self._source / file)
-        return self._files[file]
+    def _read(self, entry: Mapping[str, Any], representation: str) -> torch.Tensor:
+        key = entry["representations"][representation]
+        if entry["file"] == EDITED and key in self._changed:
+            return self._changed[key]
+        with safe_open(self._source / entry["file"], "pt") as file:  # type: ignore[no-untyped-call]
+            tensor: torch.Tensor = file.get_tensor(key)
+            return tensor
+
+    def _write(self, entry: dict[str, Any], values: Mapping[str, torch.Tensor]) -> None:
+        """Put all representations of an entry into the file of what is changed, under keys that no other one has."""
+        self._count += 1
+        for representation, value in values.items():
+            key = f"edit {self._count}/{representation}"
+            entry["representations"][representation] = key
+            self._changed[key] = value.detach().clone().contiguous()
+        entry["file"] = EDITED
 
 
 def swap(material: Material, capture: Capture) -> Material:

@@ -68,7 +68,7 @@ def test_state_that_was_recorded_as_sketches_gives_no_reference(healthy: Materia
     assert list(captured_state(healthy.spec, capture, 1).adapters) == [adapter]
     bare = edit(capture).keep_sketches().save()
     with pytest.raises(
-        NoReference, match="lora_A.weight was not recorded in full; record with --full-parameters lora_"
+        NoReference, match=r"lora_A\.weight was not recorded in full; record with --full-parameters lora_"
     ):
         captured_state(healthy.spec, bare, 1)
 

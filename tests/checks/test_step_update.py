@@ -85,9 +85,7 @@ def test_a_new_parameter_holds_up_to_its_threshold(healthy: Material, edit: Edit
         error = torch.zeros_like(update.expected)
         error[::2] = 1.0
         after = sample.double() + update.expected + error * (ratio * 8.0 * update.floor / error.norm())
-        entry = editing.entry("parameter_after", name, step=step)
-        editing._tensors(entry["file"])[entry["representations"]["sample"]] = after
-        return judge(healthy, editing)
+        return judge(healthy, editing.put_sample("parameter_after", name, after, step=step))
 
     assert judged(0.99).status is Status.PASS
     verdict = judged(1.01)
