@@ -44,12 +44,42 @@ def judge(material: Material) -> Verdict:
             first_wrong=misplaced.where,
             evidence={"wrong": wrong, "counted": counted},
         )
+    masked = _read_mask(material.batches[step])
+    if masked is not None:
+        return masked
     reference = material.references.get(step)
     if reference is None:
         return inconclusive(NAME, material.why_not(step))
     if any(micro.token_losses_seen is None for micro in reference.micro_batches):
         return inconclusive(NAME, "the per-token losses were not recorded, so they cannot be compared")
     return _compare(material, reference)
+
+
+def _read_mask(batches: tuple[MicroBatch, ...]) -> Verdict | None:
+    """Fail where the loss counts other positions than the batch's own labels ask for."""
+    wrong, asked, counted, first = 0, 0, 0, ""
+    for index, micro in enumerate(batches):
+        if micro.asked is None:
+            return None
+        differs = (micro.asked != micro.counted).nonzero().tolist()
+        if differs and not first:
+            row, position = differs[0]
+            first = f"micro-batch {index}, row {row}, position {position}"
+        wrong += len(differs)
+        asked += int(micro.asked.sum())
+        counted += int(micro.counted.sum())
+    if wrong == 0:
+        return None
+    return Verdict(
+        NAME,
+        Status.FAIL,
+        f"the loss counts {counted} tokens and the batch's labels ask for {asked}: "
+        f"{wrong} positions differ, first {first}",
+        (Measurement("positions counted otherwise than asked", float(wrong), 0.0, False, unit="count"),),
+        pattern=Pattern.LOSS_MASK,
+        first_wrong="labels",
+        evidence={"counted": counted, "asked": asked, "wrong": wrong},
+    )
 
 
 def _compare(material: Material, reference: Reference) -> Verdict:

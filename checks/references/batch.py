@@ -53,6 +53,8 @@ class MicroBatch:
     boundaries: str
     unbounded: str | None
     """why the data did not give the boundaries"""
+    asked: torch.Tensor | None = None
+    """(B, S) bool: the positions that the batch's own labels ask to count; None when they do not say"""
 
     @property
     def next_tokens(self) -> torch.Tensor:
@@ -100,6 +102,7 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
         targets_seen=targets,
         counted=targets != IGNORED,
         token_losses_seen=_aligned(capture, step, index, "token_loss", input_ids),
+        asked=_asked(fields["labels"].read("full") if "labels" in fields else None, input_ids, found),
         position_ids=position_ids,
         documents=found,
         boundaries=source,
@@ -121,6 +124,29 @@ def _aligned(capture: Capture, step: int, index: int, kind: str, input_ids: torc
         fill = IGNORED if tensor.dtype == torch.int64 else 0
         return torch.nn.functional.pad(tensor, (0, 1), value=fill)
     return tensor if tensor.shape == (rows, length) else None
+
+
+def _asked(
+    labels: torch.Tensor | None, input_ids: torch.Tensor, documents: tuple[Document, ...]
+) -> torch.Tensor | None:
+    """Which positions the labels at the model's door ask to count, in either convention: as tokens, or shifted already.
+
+    None where they are neither, so that another fault is not read as a mask.
+    """
+    if labels is None or labels.shape != input_ids.shape:
+        return None
+    real = labels != IGNORED
+    following = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    if bool((labels == input_ids)[real].all()):
+        asked = following != IGNORED
+    elif bool((labels == torch.roll(input_ids, -1, dims=1))[real].all()):
+        asked = real
+    else:
+        return None
+    inside = torch.zeros_like(real)
+    for document in documents:
+        inside[document.row, document.start : document.stop - 1] = True
+    return asked & inside
 
 
 def _documents(

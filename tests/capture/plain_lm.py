@@ -64,6 +64,11 @@ def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
 
 
+def scripted_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """What torch.jit.script compiles, cross_entropy with it."""
+    return functional.cross_entropy(logits, target)
+
+
 def digest(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters."""
     content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
@@ -105,6 +110,7 @@ def train_everyday() -> None:
                 copy.deepcopy(model)(tokens)  # an exponential moving average would do this
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
+        torch.jit.script(scripted_loss)(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
         other(torch.ones(1, 2)).sum().backward()
         other_optimizer.step()
         saved = io.BytesIO()

@@ -25,7 +25,6 @@ from checks.references.corpus import render_corpus
 from checks.references.reference import Reference
 from checks.spec import RunSpec
 
-EDITED = "edited.safetensors"
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -41,7 +40,7 @@ class Edit:
         self.manifest: dict[str, Any] = pickle.loads(pickle.dumps(source.manifest))
         self._source = source.path
         self._changed: dict[str, torch.Tensor] = {}
-        self._count = 0
+        self._file = f"edited-{out.name}.safetensors"  # a copy of a copy has another one
 
     def tensor(self, kind: str, name: str, **where: Any) -> torch.Tensor:
         """The whole tensor; `where`: step (1), field, micro_batch."""
@@ -93,7 +92,7 @@ class Edit:
     def step(self, step: int = 1) -> dict[str, Any]:
         """The step's record, to be changed in place."""
         records = self.manifest["ranks"][0]["steps"]
-        return next(record for record in records if record["step"] == step)  # type: ignore[no-any-return]
+        return next(record for record in records if record["step"] == step)
 
     def drop_step(self, step: int) -> Edit:
         """Take a whole step out."""
@@ -120,11 +119,11 @@ class Edit:
         for entry in self.manifest["files"]:
             os.link(self._source / entry["path"], self.out / entry["path"])
         if self._changed:
-            save_file(self._changed, self.out / EDITED)
-            content = (self.out / EDITED).read_bytes()
+            save_file(self._changed, self.out / self._file)
+            content = (self.out / self._file).read_bytes()
             digest = hashlib.sha256(content).hexdigest()
             self.manifest["files"].append(
-                {"path": EDITED, "rank": 0, "step": None, "bytes": len(content), "sha256": digest}
+                {"path": self._file, "rank": 0, "step": None, "bytes": len(content), "sha256": digest}
             )
         (self.out / "manifest.json").write_text(json.dumps(self.manifest))
         return self.out
@@ -134,7 +133,7 @@ class Edit:
 
     def _read(self, entry: Mapping[str, Any], representation: str) -> torch.Tensor:
         key = entry["representations"][representation]
-        if entry["file"] == EDITED and key in self._changed:
+        if entry["file"] == self._file:
             return self._changed[key]
         with safe_open(self._source / entry["file"], "pt") as file:  # type: ignore[no-untyped-call]
             tensor: torch.Tensor = file.get_tensor(key)
@@ -142,12 +141,12 @@ class Edit:
 
     def _write(self, entry: dict[str, Any], values: Mapping[str, torch.Tensor]) -> None:
         """Put all representations of an entry into the file of what is changed, under keys that no other one has."""
-        self._count += 1
+        edit = len(self._changed)
         for representation, value in values.items():
-            key = f"edit {self._count}/{representation}"
+            key = f"edit {edit}/{representation}"
             entry["representations"][representation] = key
             self._changed[key] = value.detach().clone().contiguous()
-        entry["file"] = EDITED
+        entry["file"] = self._file
 
 
 def swap(material: Material, capture: Capture) -> Material:
