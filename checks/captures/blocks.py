@@ -62,7 +62,7 @@ def kind_of(name: str) -> str:
     """
     parts = name.split(".")
     module = parts[-2] if len(parts) > 1 else parts[0]
-    if parts[-1] in ("lora_A", "lora_B") or module in ("lora_A", "lora_B"):
+    if module in ("lora_A", "lora_B"):
         return f"{parts[-3]}.{module}"
     if "norm" in module:
         module = "norm"

@@ -135,7 +135,7 @@ class Edit:
         key = entry["representations"][representation]
         if entry["file"] == self._file:
             return self._changed[key]
-        with safe_open(self._source / entry["file"], "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(self._source / entry["file"], "pt") as file:
             tensor: torch.Tensor = file.get_tensor(key)
             return tensor
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -116,3 +118,28 @@ def test_a_batch_that_cannot_be_read_says_why(healthy: Material, edit: Editor) -
 def test_losses_in_an_odd_layout_are_not_read(healthy: Material, edit: Editor) -> None:
     odd = edit(healthy.capture).change("token_loss", "token_loss", lambda loss: loss[:, :-3], micro_batch=0)
     assert read_step(odd.save(), 1, corpus=None)[0].token_losses_seen is None
+
+
+def test_labels_ask_for_what_they_hold_as_tokens_or_shifted(packed: Material, edit: Editor) -> None:
+    def asked(change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+        editing = edit(packed.capture).change("batch", "labels", change, micro_batch=0)
+        return read_step(editing.save(), 1, corpus=corpus_of(packed.spec))[0].asked
+
+    ids = packed.batches[1][0].input_ids
+    ends = [document.stop - 1 for document in packed.batches[1][0].documents]
+
+    def mask(labels: torch.Tensor) -> torch.Tensor:
+        changed = labels.clone()
+        changed[0, 7] = -100
+        return changed
+
+    as_tokens, shifted = asked(lambda labels: mask(ids)), asked(lambda labels: mask(torch.roll(ids, -1, dims=1)))
+    assert as_tokens is not None
+    assert shifted is not None
+    # A label at position 7 is the target of position 6, unless it was shifted already.
+    assert (~as_tokens[0]).nonzero().flatten().tolist() == sorted([6, *ends])
+    assert (~shifted[0]).nonzero().flatten().tolist() == sorted([7, *ends])
+    assert asked(lambda labels: ids + 1) is None
+    assert asked(lambda labels: labels[:, :-1]) is None
+    bare = edit(packed.capture).drop("batch", "labels", micro_batch=0).save()
+    assert read_step(bare, 1, corpus=None)[0].asked is None

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from plumbline_capture.sketch import row_norms, sketch
 
 from checks.captures.blocks import WHOLE, Blocks, blocks_of, head_dim, kind_of, layer_of
-from checks.captures.differences import Difference, difference, project, record_difference, sketch_difference
+from checks.captures.differences import (
+    Difference,
+    Projection,
+    difference,
+    project,
+    record_difference,
+    sketch_difference,
+)
 from checks.material import Material
 from tests.checks.conftest import Editor
 
@@ -26,7 +33,8 @@ def double(*values: float) -> torch.Tensor:
 def test_a_difference_states_error_norms_scale_and_cosine() -> None:
     d = difference(double(6.0, 8.0, 1.0), project(NAME, double(3.0, 4.0, 0.0), WHOLE))
     assert d.error == pytest.approx(math.sqrt(26.0), rel=1e-15)
-    assert (d.norm, d.other_norm) == (5.0, pytest.approx(math.sqrt(101.0)))
+    assert d.norm == 5.0
+    assert d.other_norm == pytest.approx(math.sqrt(101.0))
     assert (d.dot, d.square, d.other_square) == (50.0, 25.0, 101.0)
     assert d.relative == pytest.approx(math.sqrt(26.0) / 5.0)
     assert d.scale == 2.0
@@ -97,6 +105,10 @@ def test_a_reference_whose_values_were_dropped_is_compared_by_sketch() -> None:
     assert d.scale == pytest.approx(1.5, rel=1e-12)
     assert d.other_norm == pytest.approx(1.5 * kept.norm)
     assert (d.block_errors / kept.block_norms).tolist() == pytest.approx([0.5, 0.5])
+    single = difference(1.5 * b.float(), dropped)
+    assert single.other_norm == pytest.approx(float((1.5 * b.float()).double().norm()), rel=1e-14)
+    whole = project(NAME, b, WHOLE)
+    assert sketch_difference(sketch(b, NAME), 1.0, row_norms(b), whole).block_errors.numel() == 0
 
 
 def test_a_record_is_compared_by_its_fullest_representation(healthy: Material, edit: Editor) -> None:
@@ -107,6 +119,8 @@ def test_a_record_is_compared_by_its_fullest_representation(healthy: Material, e
     capture = editing.put("gradient", name, 1.25 * gradient).save()
     record = capture.tensors(1, "gradient")[name]
     assert record_difference(record, reference).error == pytest.approx(0.25 * reference.norm, rel=1e-12)
+    dropped = Projection(name, WHOLE, None, reference.sketch, reference.norm, double())
+    assert record_difference(record, dropped).error == pytest.approx(0.25 * reference.norm, rel=0.05)
     sketched = edit(capture).keep_sketches().save().tensors(1, "gradient")[name]
     assert sketched.read("full") is None
     estimate = record_difference(sketched, reference)
@@ -138,6 +152,7 @@ def test_a_record_of_another_shape_or_without_values_is_refused(healthy: Materia
         ("lm_head.weight", (512, 64), Blocks("vocabulary row", 1, 512)),
         ("model.layers.1.mlp.experts.down_proj", (8, 64, 32), Blocks("expert", 1, 8)),
         ("model.layers.1.conv.weight", (8, 64, 32), WHOLE),
+        ("model.layers.1.mlp.experts.gate.weight", (8, 64), WHOLE),
         ("weight", (8, 8), WHOLE),
     ],
 )
@@ -149,6 +164,7 @@ def test_the_head_dimension_is_the_stated_one_or_follows_from_the_width() -> Non
     assert head_dim({"head_dim": 32, "hidden_size": 64, "num_attention_heads": 4}) == 32
     assert head_dim({"hidden_size": 64, "num_attention_heads": 4}) == 16
     assert head_dim({"hidden_size": 64}) is None
+    assert head_dim({"num_attention_heads": 4}) is None
     assert blocks_of("a.q_proj.weight", (64, 64), config={}) == WHOLE
 
 
@@ -170,6 +186,9 @@ def test_block_norms_pool_the_rows_of_a_block() -> None:
         ("model.layers.1.self_attn.sinks", "sinks", 1),
         ("model.layers.1.self_attn.q_proj.lora_A.weight", "q_proj.lora_A", 1),
         ("model.layers.1.self_attn.q_proj.lora_B.weight", "q_proj.lora_B", 1),
+        ("model.layers.1.mlp.experts.7.weight", "weight", 1),
+        ("model.stages.3.norm.weight", "norm", None),
+        ("layers.norm.weight", "norm", None),
         ("weight", "weight", None),
     ],
 )

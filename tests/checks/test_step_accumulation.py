@@ -35,8 +35,8 @@ def beside(reference: Reference, ours: torch.Tensor, name: str, ratio: float) ->
     """The split run's gradient with an orthogonal error of `ratio` thresholds of this check."""
     gradient = ours.double()
     noise = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    noise -= (noise * gradient).sum() / gradient.square().sum() * gradient
-    return gradient + noise * (ratio * 16.0 * reference.floor(name).total / noise.norm())
+    noise -= float((noise * gradient).sum() / gradient.square().sum()) * gradient
+    return gradient + noise * (ratio * 16.0 * reference.floor(name).total / float(noise.norm()))
 
 
 def split_gradient(material: Material, name: str) -> torch.Tensor:

@@ -295,3 +295,57 @@ def test_a_forward_differs_only_where_token_losses_do_and_targets_do_not(healthy
     both = aim(healthy, move_tokens(healthy, edit(healthy.capture), 1, (0, 3), 5.0), 2)
     assert not differs(both)
     assert differs(edit(healthy.capture).drop("token_loss", "token_loss", micro_batch=0))
+
+
+def test_a_label_that_the_loss_leaves_out_or_adds_is_a_mask_error(healthy: Material, edit: Editor) -> None:
+    def leave_out(target: torch.Tensor) -> torch.Tensor:
+        changed = target.clone()
+        changed[1, 4] = -100
+        return changed
+
+    less = judge(healthy, edit(healthy.capture).change("target", "target", leave_out, micro_batch=0))
+    assert less.status is Status.FAIL
+    assert less.sentence == (
+        "the loss counts 334 tokens and the batch's labels ask for 335: "
+        "1 positions differ, first micro-batch 0, row 1, position 4"
+    )
+    assert (less.first_wrong, less.pattern, less.measurements[0].value) == ("labels", Pattern.LOSS_MASK, 1.0)
+    assert less.evidence == {"counted": 334, "asked": 335, "wrong": 1}
+    assert not less.measurements[0].holds
+    masked = edit(healthy.capture)
+    for index in (0, 1):
+        masked.change(
+            "batch", "labels", lambda labels: torch.where(labels == labels[0, 3], -100, labels), micro_batch=index
+        )
+    more = judge(healthy, masked)
+    assert more.sentence.startswith("the loss counts 335 tokens and the batch's labels ask for ")
+    assert more.evidence["wrong"] == 335 - more.evidence["asked"] > 2
+
+
+def test_labels_that_were_not_recorded_ask_nothing(healthy: Material, edit: Editor) -> None:
+    def leave_out(target: torch.Tensor) -> torch.Tensor:
+        changed = target.clone()
+        changed[1, 4] = -100
+        return changed
+
+    editing = edit(healthy.capture).change("target", "target", leave_out, micro_batch=0)
+    assert judge(healthy, editing.drop("batch", "labels", micro_batch=1)).status is Status.PASS
+
+
+def test_noise_that_would_hide_a_quarter_of_a_tokens_loss_is_no_pass(healthy: Material) -> None:
+    reference = first_reference(healthy)
+    largest = max(float(losses.max()) for losses in reference.token_losses)
+
+    def judged(limit: float) -> Verdict:
+        worst = limit * reference.loss / 9.0 - 2.0**-24 * largest
+        noisy = replace(reference.variants[0], token_errors=torch.tensor([worst], dtype=torch.float64))
+        return step_loss.judge(replace(healthy, references={1: replace(reference, variants=(noisy,))}))
+
+    assert judged(0.2499).status is Status.PASS
+    verdict = judged(0.2501)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.sentence.startswith(
+        "nothing differs beyond the noise, but the noise would hide an error of 0.25 of a token's loss; "
+        "run with precision=float32"
+    )
+    assert len(verdict.measurements) == 2

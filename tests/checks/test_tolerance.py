@@ -48,6 +48,7 @@ def test_the_constants_are_those_that_this_version_was_frozen_with() -> None:
     assert tolerance.EPSILON == {"float32": 2.0**-24, "bf16": 2.0**-9, "bf16_params": 2.0**-9}
     assert tolerance.USEFUL_SCALE_LIMIT == 0.05
     assert tolerance.USEFUL_TENSOR_LIMIT == 1.0
+    assert tolerance.USEFUL_TOKEN_LIMIT == 0.25
 
 
 def test_the_floor_is_the_largest_variant_plus_the_round_off_of_the_summands() -> None:
@@ -119,7 +120,7 @@ def test_without_any_noise_only_an_exact_tensor_holds() -> None:
     assert (exact.ratio, exact.holds, exact.limit) == (0.0, True, math.inf)
     assert (off.ratio, off.holds) == (math.inf, False)
     zero = torch.zeros(2, dtype=torch.float64)
-    block = Difference(0.0, 1.0, 1.0, 1.0, 1.0, 1.0, torch.tensor([0.0, 1e-9], dtype=torch.float64), zero)
+    block = Difference(0.0, 1.0, 1.0, 1.0, 1.0, 1.0, torch.tensor([0.0, 1e-18], dtype=torch.float64), zero)
     judged = judge_tensor("a", block, Floor(1.0, 0.0, zero), multiple=8.0)
     assert (judged.worst_block, judged.holds) == (1, False)
 
@@ -162,6 +163,19 @@ def test_limits_are_the_worst_of_each_kind_and_leave_out_tensors_without_signal(
         "lm_head": 0.5,
         "lm_head by block": 9.0 * 0.25 / 1.0,
     }
+
+
+def test_a_small_limit_by_block_is_stated_as_it_is() -> None:
+    block = torch.tensor([1.0], dtype=torch.float64)
+    d = Difference(0.0, 9.0, 9.0, 81.0, 81.0, 81.0, 0.0 * block, 9.0 * block)
+    judged = judge_tensor("lm_head.weight", d, Floor(0.5, 0.0, 0.25 * block), multiple=8.0)
+    assert limits_by_kind([judged], ScaleJudgement(1.0, 0.0, 0.5))["lm_head by block"] == 0.25
+
+
+def test_a_reference_whose_values_were_dropped_has_the_round_off_of_its_norm_alone() -> None:
+    kept = reference_of(3.0, 4.0)
+    dropped = Projection(kept.name, kept.blocks, None, kept.sketch, kept.norm, kept.block_norms)
+    assert measure_floor(dropped, [], epsilon=EPS, mean_square=8.0).total == EPS * 5.0
 
 
 @settings(deadline=None)
