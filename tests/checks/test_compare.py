@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from checks.captures.capture import Capture, open_capture
 from checks.captures.compare import CHUNK_ELEMENTS, KINDS, TensorComparison, compare_captures, stream_moments
+from checks.captures.files import StoredTensor
 from checks.errors import CaptureError
 from tests.checks.conftest import Editor, Recording
 
@@ -70,6 +72,8 @@ def test_sketches_are_compared_where_one_side_has_no_more(capture: Capture, edit
     row = row_of(found.rows, "gradient", QUERY)
     assert row.representation == "sketch"
     assert [row.relative, row.scale] == pytest.approx([0.5, 0.5])
+    other = row_of(compare_captures(capture, half).rows, "gradient", QUERY)
+    assert (other.representation, other.scale) == ("sketch", pytest.approx(2.0))
     moments = [r for r in found.rows if r.kind == "optimizer_state"]
     assert {r.representation for r in moments} == {"sample"}
     assert [r.name for r in found.differing] == [QUERY]
@@ -108,6 +112,23 @@ def test_tensors_that_cannot_be_compared_say_why(capture: Capture, edit: Editor)
     assert (row.reason, row.representation) == ("no representation in common", None)
 
 
+def test_samples_of_another_length_are_not_compared(capture: Capture, edit: Editor) -> None:
+    bare = edit(capture).keep_sketches().save()
+    shorter = edit(bare).put_sample("optimizer_state", NORM, torch.zeros(63), field="exp_avg").save()
+    rows = compare_captures(bare, shorter).rows
+    (row,) = (r for r in rows if (r.kind, r.name, r.field) == ("optimizer_state", NORM, "exp_avg"))
+    assert row.reason == "no representation in common"
+
+
+def test_captures_that_hold_no_tensor_are_not_equal(capture: Capture, edit: Editor) -> None:
+    editing = edit(capture)
+    editing.manifest["tensors"].clear()
+    empty = editing.save()
+    found = compare_captures(empty, empty)
+    assert (found.rows, found.only_a, found.only_b, found.settings) == ((), (), (), ())
+    assert not found.equal
+
+
 def test_a_value_that_is_not_a_number_is_a_difference(capture: Capture, edit: Editor) -> None:
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.arange(64) == 3, math.nan, gradient)
@@ -142,6 +163,8 @@ def test_settings_that_differ_are_listed(capture: Capture, edit: Editor) -> None
     record["scalars"][""]["config"]["_name_or_path"] = "elsewhere"
     record["scalars"][""]["name_or_path"] = "elsewhere"
     record["scalars"]["model"]["only_here"] = 1
+    record["scalars"]["model.another"] = {"eps": 1.0}
+    record["optimizer"]["groups"].append({"settings": {"lr": 2.0}, "parameters": []})
     record["micro_batches"].append({"index": 1})
     found = compare_captures(editing.save(), capture)
     assert found.settings == (
@@ -184,5 +207,10 @@ def test_sums_do_not_depend_on_the_chunks(recordings: dict[str, Recording], elem
     assert found.b == pytest.approx(float(y64 @ y64), rel=1e-12)
 
 
-def test_the_memory_of_a_comparison_is_a_few_megabytes_whatever_the_tensors() -> None:
+def test_the_memory_of_a_comparison_is_a_few_megabytes_whatever_the_tensors(tmp_path: Path) -> None:
     assert 4 * 8 * CHUNK_ELEMENTS <= 32 << 20
+    file = tmp_path / "cut.safetensors"
+    file.write_bytes(bytes(64))
+    huge = StoredTensor(file, "a", torch.float32, (1 << 43,), 0, 1 << 45)  # a buffer for it could not be made
+    with pytest.raises(CaptureError, match="ended inside tensor 'a'"):
+        stream_moments(huge, huge)

@@ -108,6 +108,7 @@ def test_a_block_is_named_only_where_the_block_is_what_is_wrong() -> None:
         ).sentence
 
     assert block(0.081).startswith(f"only {NAMES[0]} differs, worst in block 1 (")
+    assert block(0.08).startswith(f"only {NAMES[0]} differs (")
     assert block(0.079).startswith(f"only {NAMES[0]} differs (")
 
 
@@ -140,6 +141,29 @@ def test_a_forward_that_is_not_known_to_agree_leaves_the_direction(forward_agree
 
 def test_the_spread_of_scales_leaves_out_tensors_without_a_reference() -> None:
     differences = {"a": judged("a", scale=0.5).difference, "b": judged("b", scale=2.0).difference}
-    empty = Difference(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, NONE, NONE)
-    assert scale_spread({**differences, "c": empty}) == (0.5, 2.0)
-    assert scale_spread({"c": empty}) == (1.0, 1.0)
+    noise = Difference(1.0, 0.0, 1.0, 0.0, 0.0, 1.0, NONE, NONE)
+    assert scale_spread({"c": noise, **differences}) == (0.5, 2.0)
+    assert scale_spread({"c": noise}) == (1.0, 1.0)
+
+
+def test_gradients_that_are_all_zero_are_missing_and_no_multiple() -> None:
+    judgements = [judged(name, scale=0.0) for name in NAMES]
+    found = read_gradients(judgements, ScaleJudgement(0.0, 0.001, 0.01), forward_agrees=True)
+    assert found.sentence == f"{', '.join(NAMES[:3])} and 6 more received no gradient"
+
+
+def test_an_agreeing_forward_with_wrong_gradients_outside_the_layers_names_no_layer() -> None:
+    names = ("model.embed_tokens.weight", *NAMES, "lm_head.weight")
+    judgements = [judged(name, beside=0.0 if name in NAMES else 0.5) for name in names]
+    found = read_gradients(judgements, RIGHT, forward_agrees=True)
+    assert found.sentence.startswith("the forward agrees and 2 of 11 gradients differ (worst")
+
+
+def test_what_is_allowed_is_relative_to_the_tensor() -> None:
+    def reading(norm: float, error: float) -> str:
+        d = Difference(error, norm, norm, norm**2, norm**2, norm**2, NONE, NONE)
+        wrong = judge_tensor(NAMES[0], d, Floor(0.25, 0.0, NONE), multiple=8.0)
+        return read_gradients([wrong, judged(NAMES[1])], RIGHT, forward_agrees=None).sentence
+
+    assert reading(4.0, 3.0).endswith("error 0.75 of its norm, allowed 0.5)")
+    assert reading(0.0, 3.0).endswith("error inf of its norm, allowed 0)")
