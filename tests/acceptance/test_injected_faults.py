@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+import workers.validate
 from checks.faults import fault
 from checks.verdict import Pattern, Status
 from tests.acceptance.conftest import Validate, by_name
@@ -24,6 +25,8 @@ class Expected:
     pattern: Pattern
     beside: tuple[tuple[str, str | None], ...] = ()
     """further checks that fail, each with its first wrong module or setting"""
+    by_layer: bool = False
+    """traced as a model too large to record whole is: its layers first, then the parts of the first wrong one"""
 
 
 CASES = (
@@ -62,6 +65,7 @@ CASES = (
         ("scaling of model.layers.0.self_attn is 0.2525, asked 0.25",),
         Pattern.MODEL_DEFINITION,
         (("step.gradients", "model.layers.0.self_attn"),),
+        by_layer=True,
     ),
     Expected(
         "transformers",
@@ -100,11 +104,17 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.slug)
-def test_the_right_check_names_the_fault(run_validation: Validate, case: Expected) -> None:
+def test_the_right_check_names_the_fault(
+    run_validation: Validate, case: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case.by_layer:
+        monkeypatch.setattr(workers.validate, "TRACE_BYTES", 0)
     checks = tuple({case.check, "step.loss", *(name for name, _ in case.beside)})
     result = run_validation(case.framework, checks=checks, inject=case.slug)
     assert exit_code(result.verdicts) == 1
     assert result.warnings == (f"the fault {case.slug} was injected: {fault(case.slug).summary}",)
+    passes = [run.capture.name for run in result.runs if run.capture]
+    assert ("third-pass" in passes) is case.by_layer
     verdicts = by_name(result)
     verdict = verdicts[case.check]
     assert verdict.status is Status.FAIL

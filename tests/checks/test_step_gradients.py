@@ -79,7 +79,9 @@ def test_a_measurement_states_error_threshold_floor_and_limit_relative_to_its_gr
     reference = first_reference(healthy)
     capture = edit(healthy.capture).put("gradient", NORM, beside(reference, NORM, 0.5)).save()
     verdict = step_gradients.judge(swap(healthy, capture))
+    assert f"worst {NORM} at 0.5 of its threshold" in verdict.sentence
     measurement = next(m for m in verdict.measurements if m.name == NORM)
+    assert measurement.block is None
     floor = reference.floor(NORM).total / reference.gradients[NORM].norm
     assert measurement.floor == pytest.approx(floor)
     assert measurement.threshold == pytest.approx(8.0 * floor)
@@ -144,6 +146,7 @@ def test_a_scale_that_no_single_gradient_shows_is_seen_by_the_pooled_one(
     assert verdict.status is Status.FAIL
     assert verdict.sentence.startswith("the pooled scale of all gradients is ")
     assert [m.name for m in verdict.measurements if not m.holds] == ["pooled scale"]
+    assert verdict.measurements[0].value == pytest.approx(1.01 * threshold, rel=1e-4)
     assert verdict.pattern is Pattern.OBJECTIVE_SCALE
 
 
@@ -342,6 +345,7 @@ def test_other_experts_pass_only_where_the_score_lost_by_less_than_twice_the_mul
         reference = replace(first_reference(material), choices=choices)
         return step_gradients.judge(replace(material, references={1: reference}))
 
+    assert judged(2.0 * 8.0 * 1e-6).status is Status.PASS
     held = judged(1.599e-5)
     assert held.status is Status.PASS
     measurement = held.measurements[-1]
@@ -355,7 +359,9 @@ def test_other_experts_pass_only_where_the_score_lost_by_less_than_twice_the_mul
         "the scores' noise is 1e-06; given those experts every gradient agrees"
     )
     assert (verdict.first_wrong, verdict.pattern) == (router, Pattern.MODEL_DEFINITION)
-    wrong = swap(healthy, edit(healthy.capture).change("gradient", NORM, lambda gradient: 0.5 * gradient).save())
+    wrong = swap(
+        healthy, edit(healthy.capture).put("gradient", NORM, beside(first_reference(healthy), NORM, 2.0)).save()
+    )
     assert judged(1.601e-5, wrong).first_wrong == NORM
     scaled = put_all(edit(healthy.capture), healthy, lambda r, name: (1.0 + 1.5e-6) * exact_of(r, name))
     assert judged(1.601e-5, swap(healthy, scaled.save())).sentence.startswith("the pooled scale of all gradients is")
@@ -370,3 +376,49 @@ def test_a_second_pass_that_did_not_repeat_the_first_names_no_module(healthy: Ma
     assert verdict.sentence.endswith(
         "; a second pass did not repeat the step's gradients: the run is not deterministic"
     )
+
+
+def test_the_router_whose_choice_lost_by_most_is_named_among_those_that_lost_by_too_much(healthy: Material) -> None:
+    choices = (
+        ChoiceError("model.layers.0.mlp.gate", 335, 1, 5e-5, 1e-5),  # within its own noise
+        ChoiceError("model.layers.1.mlp.gate", 335, 1, 2e-5, 1e-6),
+        ChoiceError("model.layers.2.mlp.gate", 335, 1, 3e-5, 1e-6),
+    )
+    reference = replace(first_reference(healthy), choices=choices)
+    verdict = step_gradients.judge(replace(healthy, references={1: reference}))
+    assert verdict.first_wrong == "model.layers.2.mlp.gate"
+    assert [m.holds for m in verdict.measurements[-3:]] == [True, False, False]
+
+
+def test_a_gradient_whose_reference_is_zero_is_measured_as_it_is(healthy: Material, edit: Editor) -> None:
+    reference = first_reference(healthy)
+    zero = project(NORM, torch.zeros(64, dtype=torch.float64), WHOLE)
+    variants = tuple(
+        replace(v, differences={n: d for n, d in v.differences.items() if n != NORM}) for v in reference.variants
+    )
+    emptied = replace(reference, gradients={**reference.gradients, NORM: zero}, variants=variants)
+    material = replace(healthy, references={1: emptied})
+    floor = emptied.floor(NORM).total
+    assert floor == pytest.approx(2.0**-24 * (64 * emptied.mean_square) ** 0.5)
+
+    def judged(ratio: float) -> Verdict:
+        gradient = torch.full((64,), ratio * 8.0 * floor / 8.0, dtype=torch.float64)
+        return judge(material, edit(healthy.capture).put("gradient", NORM, gradient).drop_step(3))
+
+    held = judged(0.999)
+    assert held.status is Status.PASS
+    measurement = next(m for m in held.measurements if m.name == NORM)
+    assert [measurement.value, measurement.threshold] == pytest.approx([0.999 * 8.0 * floor, 8.0 * floor])
+    assert judged(1.001).first_wrong == NORM
+
+
+def test_late_tokens_say_nothing_where_some_losses_were_not_recorded(healthy: Material, edit: Editor) -> None:
+    modules = (ModuleError("model.rotary_emb", "Qwen3RotaryEmbedding", 0.01, 1e-7, 8e-7),)
+    reference = first_reference(healthy)
+    losses = reference.token_losses[1].clone()
+    losses[0, 20] += 1.0
+    editing = edit(healthy.capture).put("token_loss", "token_loss", losses, micro_batch=1)
+    editing.drop("token_loss", "token_loss", micro_batch=0)
+    editing.change("gradient", NORM, lambda gradient: 0.5 * gradient)
+    verdict = judge(replace(healthy, divergence=Divergence(modules, (), True)), editing)
+    assert (verdict.first_wrong, verdict.pattern) == ("model.rotary_emb", Pattern.MODEL_DEFINITION)

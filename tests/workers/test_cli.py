@@ -223,7 +223,7 @@ def test_a_whole_validation_prints_its_table_and_writes_both_reports(tmp_path: P
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert "run: run" in done.stderr
+    assert "framework run: transformers" in done.stderr
     assert len(re.findall(r"● pass", done.stdout)) == 2
     assert re.search(r"^2 pass$", done.stdout, re.MULTILINE)
     assert re.search(r"dearest phase: \w", done.stdout)
