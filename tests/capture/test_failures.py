@@ -5,11 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.capture.running import PLAIN_LM, run_recorded
-
-pytestmark = pytest.mark.xdist_group("capture-launcher")
 
 _BREAK_TWO_HOOKS = """
 from plumbline_capture import forward, writer

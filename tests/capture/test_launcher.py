@@ -12,8 +12,6 @@ from plumbline_capture.cli import main
 
 from tests.capture.running import PLAIN_LM, Recorded, run_plain, run_recorded, start_recorded
 
-pytestmark = pytest.mark.xdist_group("capture-launcher")
-
 
 def test_the_exit_code_is_the_commands_and_no_step_is_said_to_be_missing(tmp_path: Path) -> None:
     recorded = run_recorded(tmp_path / "capture", sys.executable, "-c", "import sys; print('hello'); sys.exit(7)")

@@ -13,8 +13,6 @@ import torch
 from tests.capture.hf_variants import POSITIONS, PROMPT, ROUTED, TRAINED, VARIANTS, rows
 from tests.capture.running import Recorded, run_plain, run_recorded
 
-pytestmark = pytest.mark.xdist_group("capture-neutrality")
-
 SCRIPT = str(Path(__file__).with_name("hf_variants.py"))
 LAYER = "model.layers.1"
 

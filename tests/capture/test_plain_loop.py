@@ -11,8 +11,6 @@ from plumbline_capture.sketch import row_norms, sample_positions, sketch
 from tests.capture.plain_lm import POSITIONS, ROWS, PlainLM, tokens_of
 from tests.capture.running import PLAIN_LM, Recorded, run_plain, run_recorded
 
-pytestmark = pytest.mark.xdist_group("capture-plain")
-
 
 @pytest.fixture(scope="module")
 def everyday(tmp_path_factory: pytest.TempPathFactory) -> Recorded:

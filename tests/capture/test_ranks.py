@@ -12,8 +12,6 @@ from plumbline_capture.sketch import sketch
 from tests.capture.plain_lm import PlainLM, loss_of, tokens_of
 from tests.capture.running import PLAIN_LM, run_recorded
 
-pytestmark = pytest.mark.xdist_group("capture-ranks")
-
 
 def gradients_of_both_ranks() -> dict[str, torch.Tensor]:
     """Return the mean of the gradients that the two ranks' tokens give."""

@@ -12,8 +12,6 @@ import pytest
 
 from workers import cli
 
-pytestmark = pytest.mark.xdist_group("compare")  # the captures are recorded once
-
 TRAIN = """
 import sys, torch
 torch.manual_seed(0)
