@@ -66,14 +66,11 @@ class Runs:
         return self.read(BY_FAULT.get(slug, "plain")), self.read(slug)
 
 
-FRAMEWORKS = {
-    name: pytest.param(name, marks=pytest.mark.xdist_group(f"faults-{name}")) for name in ("transformers", "trl")
-}
-in_the_trainer_alone = pytest.mark.parametrize("runs", [FRAMEWORKS["transformers"]], indirect=True)
-in_trl_alone = pytest.mark.parametrize("runs", [FRAMEWORKS["trl"]], indirect=True)
+in_the_trainer_alone = pytest.mark.parametrize("runs", ["transformers"], indirect=True)
+in_trl_alone = pytest.mark.parametrize("runs", ["trl"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=list(FRAMEWORKS.values()))
+@pytest.fixture(scope="module", params=["transformers", "trl"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     directory = tmp_path_factory.mktemp(request.param) / "cases"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
