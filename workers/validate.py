@@ -6,8 +6,10 @@ import platform
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,11 +56,15 @@ class _Session:
     request: ValidationRequest
     workspace: Path
     on_progress: Callable[[Progress], None]
-    cancelled: Callable[[], bool]
+    asked_to_stop: Callable[[], bool]
     started: float = field(default_factory=time.monotonic)
     phases: list[PhaseTime] = field(default_factory=list)
     runs: list[FrameworkRun] = field(default_factory=list)
-    last_line: str = ""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancelled(self) -> bool:
+        return self.stopped.is_set() or self.asked_to_stop()
 
     @contextmanager
     def phase(self, name: str, detail: str, fraction: float) -> Iterator[None]:
@@ -70,7 +76,8 @@ class _Session:
             self.phases.append(PhaseTime(name, time.monotonic() - begin))
 
     def tell(self, phase: str, detail: str, fraction: float | None) -> None:
-        self.on_progress(Progress(phase, detail, fraction, time.monotonic() - self.started))
+        with self.lock:
+            self.on_progress(Progress(phase, detail, fraction, time.monotonic() - self.started))
 
 
 def validate(
@@ -83,14 +90,12 @@ def validate(
     """
     spec, checks, chosen = build_spec(request)
     plan = make_plan(spec, checks)
-    if count_parameters(spec.model) < SMALL_MODEL_PARAMETERS:
+    small = count_parameters(spec.model) < SMALL_MODEL_PARAMETERS
+    if small:
         torch.set_num_threads(1)
     with _workspace(request) as workspace:
         session = _Session(request, workspace, on_progress, cancelled)
-        outcomes: dict[Role, RunOutcome] = {}
-        for index, planned in enumerate(plan.runs):
-            fraction = 0.8 * index / max(len(plan.runs), 1)
-            outcomes[planned.role] = _execute(session, chosen, planned, fraction)
+        outcomes = _execute_all(session, chosen, plan, at_once=len(plan.runs) if small else 1)
         verdicts = tuple(_judge_all(session, chosen, plan, spec, outcomes))
         return ValidationResult(
             request=request,
@@ -127,6 +132,20 @@ def build_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...], 
     return spec, checks, chosen
 
 
+def _execute_all(session: _Session, chosen: Adapter, plan: Plan, *, at_once: int) -> dict[Role, RunOutcome]:
+    """Every run of the plan, `at_once` of them side by side: a tiny model's run is one thread, mostly imports."""
+    with ThreadPoolExecutor(max_workers=max(at_once, 1)) as pool:
+        futures = {
+            planned.role: pool.submit(_execute, session, chosen, planned, 0.8 * index / len(plan.runs))
+            for index, planned in enumerate(plan.runs)
+        }
+        try:
+            return {role: future.result() for role, future in futures.items()}
+        except BaseException:
+            session.stopped.set()  # the pool waits for its runs, which end at the next poll
+            raise
+
+
 def _execute(session: _Session, chosen: Adapter, planned: PlannedRun, fraction: float) -> RunOutcome:
     """Run the framework once with the recorder in front and open what it recorded."""
     label = planned.role.value
@@ -134,8 +153,7 @@ def _execute(session: _Session, chosen: Adapter, planned: PlannedRun, fraction: 
     spec = planned.spec
     named = f"{spec.framework}, {spec.steps} steps of {spec.batch} × {spec.accumulation} rows"
     with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
-        run = _run(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
-    return _outcome(session, run)
+        return _run(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
 
 
 def _run(
@@ -147,17 +165,19 @@ def _run(
     steps: tuple[int, ...],
     full: bool,
     modules: str | None,
-) -> FrameworkRun:
+) -> RunOutcome:
     scratch = session.workspace / "scratch" / label
     launch = chosen.prepare(spec, scratch)
     preload = (fault(spec.fault).file,) if spec.fault else ()
 
-    def on_line(line: str) -> None:
-        if line.strip():
-            session.last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
-            session.tell(label, session.last_line, None)
+    last_line = ""
 
-    session.last_line = ""
+    def on_line(line: str) -> None:
+        nonlocal last_line
+        if line.strip():
+            last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
+            session.tell(label, last_line, None)
+
     run = run_framework(
         launch,
         out=session.workspace / "captures" / label,
@@ -173,10 +193,10 @@ def _run(
         cancelled=session.cancelled,
     )
     session.runs.append(run)
-    return run
+    return _read_outcome(run, last_line)
 
 
-def _outcome(session: _Session, run: FrameworkRun) -> RunOutcome:
+def _read_outcome(run: FrameworkRun, last_line: str) -> RunOutcome:
     capture: Capture | None = None
     unreadable: str | None = None
     if run.capture is None:
@@ -186,7 +206,7 @@ def _outcome(session: _Session, run: FrameworkRun) -> RunOutcome:
             capture = open_capture(run.capture)
         except CaptureError as error:
             unreadable = str(error)
-    return RunOutcome(run.ending, run.exit_code, run.elapsed_s, run.last_error, capture, unreadable, session.last_line)
+    return RunOutcome(run.ending, run.exit_code, run.elapsed_s, run.last_error, capture, unreadable, last_line)
 
 
 def _judge_all(
@@ -252,8 +272,7 @@ def _record_and_locate(
     """One more run of the failing step, recording what modules receive and give, and the first wrong one of them."""
     step = min(material.references)
     with session.phase(label.replace("-", " "), "the failing step again, recording what its modules receive", 0.95):
-        run = _run(session, chosen, replace(spec, steps=step), label, steps=(step,), full=False, modules=modules)
-        outcome = _outcome(session, run)
+        outcome = _run(session, chosen, replace(spec, steps=step), label, steps=(step,), full=False, modules=modules)
     if outcome.capture is None or step not in outcome.capture.steps:
         return material
     with session.phase("first divergence", "each module of the reference on the framework's own inputs", 0.97):

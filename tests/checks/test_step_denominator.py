@@ -200,6 +200,11 @@ def test_an_auxiliary_loss_is_taken_off_before_dividing(healthy: Material, edit:
     with_term = replace(material, references={1: replace(first_reference(material), auxiliary=0.5)})
     verdict = step_denominator.judge(with_term)
     assert verdict.status is Status.PASS
+    for auxiliary in (0.4, 0.6):
+        other = replace(material, references={1: replace(first_reference(material), auxiliary=auxiliary)})
+        wrong = step_denominator.judge(other)
+        assert wrong.status is Status.FAIL
+        assert wrong.sentence.startswith("the loss is divided by ")
     # A micro-batch's own share of the term is not known.
     assert [m.name for m in verdict.measurements] == ["denominator of the step"]
 

@@ -151,6 +151,8 @@ def test_the_module_of_a_second_pass_is_where_a_wrong_loss_starts(healthy: Mater
     editing = move_tokens(healthy, edit(healthy.capture), 0, (0, 3), 2.0)
     assert judge(material, editing).first_wrong == "model.layers.1.mlp"
     assert judge(healthy, editing_again(healthy, edit)).first_wrong is None
+    right = replace(healthy, divergence=Divergence((), (), True))
+    assert judge(right, editing_again(healthy, edit)).first_wrong is None
 
 
 def editing_again(material: Material, edit: Editor) -> Edit:
@@ -175,7 +177,7 @@ def test_the_distance_of_misplaced_targets_is_named(
     assert (verdict.pattern, verdict.first_wrong) == (Pattern.LOSS_MASK, "labels")
     assert verdict.evidence["counted"] == 335
     assert verdict.measurements[0].value == verdict.evidence["wrong"] > 300
-    assert not verdict.measurements[0].holds
+    assert (verdict.measurements[0].threshold, verdict.measurements[0].holds) == (0.0, False)
 
 
 def test_one_wrong_target_fails_with_its_count(healthy: Material, edit: Editor) -> None:
@@ -248,7 +250,11 @@ def test_a_scalar_that_is_off_while_its_tokens_agree_is_a_wrong_denominator(
     assert judged(0.999).status is Status.PASS
     verdict = judged(1.001)
     assert verdict.status is Status.FAIL
-    assert verdict.sentence.startswith("every token's loss agrees, but the scalar that is back-propagated is off by ")
+    off = verdict.measurements[1].value
+    assert off == pytest.approx(1.001 * 8.0 * reference.loss_floor / reference.loss, rel=1e-6)
+    assert verdict.sentence.startswith(
+        f"every token's loss agrees, but the scalar that is back-propagated is off by {off:.3g} of itself"
+    )
     assert (verdict.pattern, verdict.first_wrong) == (Pattern.OBJECTIVE_SCALE, "loss denominator")
     assert [m.holds for m in verdict.measurements] == [True, False]
 
@@ -300,18 +306,18 @@ def test_a_forward_differs_only_where_token_losses_do_and_targets_do_not(healthy
 def test_a_label_that_the_loss_leaves_out_or_adds_is_a_mask_error(healthy: Material, edit: Editor) -> None:
     def leave_out(target: torch.Tensor) -> torch.Tensor:
         changed = target.clone()
-        changed[1, 4] = -100
+        changed[1, 4] = changed[1, 9] = -100
         return changed
 
     less = judge(healthy, edit(healthy.capture).change("target", "target", leave_out, micro_batch=0))
     assert less.status is Status.FAIL
     assert less.sentence == (
-        "the loss counts 334 tokens and the batch's labels ask for 335: "
-        "1 positions differ, first micro-batch 0, row 1, position 4"
+        "the loss counts 333 tokens and the batch's labels ask for 335: "
+        "2 positions differ, first micro-batch 0, row 1, position 4"
     )
-    assert (less.first_wrong, less.pattern, less.measurements[0].value) == ("labels", Pattern.LOSS_MASK, 1.0)
-    assert less.evidence == {"counted": 334, "asked": 335, "wrong": 1}
-    assert not less.measurements[0].holds
+    assert (less.first_wrong, less.pattern, less.measurements[0].value) == ("labels", Pattern.LOSS_MASK, 2.0)
+    assert less.evidence == {"counted": 333, "asked": 335, "wrong": 2}
+    assert (less.measurements[0].threshold, less.measurements[0].holds) == (0.0, False)
     masked = edit(healthy.capture)
     for index in (0, 1):
         masked.change(
@@ -349,3 +355,22 @@ def test_noise_that_would_hide_a_quarter_of_a_tokens_loss_is_no_pass(healthy: Ma
         "run with precision=float32"
     )
     assert len(verdict.measurements) == 2
+
+
+def test_a_wrong_objective_fails_however_large_the_noise_of_a_token(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    editing.step()["micro_batches"][0]["backward"] *= 1.1
+    material = swap(healthy, editing.save())
+    reference = first_reference(material)
+    noisy = replace(reference.variants[0], token_errors=torch.tensor([1.0], dtype=torch.float64))
+    verdict = step_loss.judge(replace(material, references={1: replace(reference, variants=(noisy,))}))
+    assert verdict.status is Status.FAIL
+    assert verdict.detection_limits["token"] > 1.0
+
+
+def test_the_largest_of_no_errors_is_zero_and_losses_that_were_not_recorded_have_none(healthy: Material) -> None:
+    assert step_loss.largest([]) == step_loss.largest([torch.empty(0)]) == 0.0
+    assert step_loss.largest([torch.empty(0), torch.tensor([0.5, 2.0]), torch.tensor([1.0])]) == 2.0
+    reference = first_reference(healthy)
+    silent = tuple(replace(micro, token_losses_seen=None) for micro in reference.micro_batches)
+    assert step_loss.largest(step_loss.token_errors(replace(reference, micro_batches=silent))) == 0.0
