@@ -102,6 +102,9 @@ def main() -> int:
     cpu = usage.ru_utime + usage.ru_stime
     print(f"{options.gigabytes} GiB of gradients in each of two captures")
     print(f"peak memory   {usage.ru_maxrss / 1e6:6.2f} GB")
+    print(
+        f"own rate      {megabytes / usage.ru_utime:6.0f} MB of gradients a second and core, without the kernel's time"
+    )
     print(f"rate          {megabytes / cpu:6.0f} MB of gradients a second and core ({2 * megabytes / cpu:.0f} MB read)")
     print(f"wall          {wall:6.1f} s, of it {usage.ru_stime:.1f} s in the kernel, filling sparse pages")
     return 0

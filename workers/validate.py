@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from checks.architecture.step_loss import forward_differs
 from checks.assemble import assemble, locate
-from checks.captures.capture import Capture, open_capture
 from checks.check import Check, Role, skipped
-from checks.errors import BadRequest, CaptureError
 from checks.faults import fault
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
@@ -29,16 +21,15 @@ from checks.registry import find_checks
 from checks.samples import resolve_data
 from checks.spec import RunSpec
 from checks.verdict import Status, Verdict
+from workers.execution import Session, execute_all, open_workspace, run_recorded
 from workers.frameworks import Adapter, adapter, default_settings
-from workers.planner import Plan, PlannedRun, make_plan
-from workers.request import PhaseTime, Progress, ValidationRequest, ValidationResult
-from workers.runner import FrameworkRun, run_framework
+from workers.planner import Plan, make_plan
+from workers.request import Progress, ValidationRequest, ValidationResult
+from workers.runner import FrameworkRun
 from workers.settings import parse_settings
 
 LOCATED_BY = frozenset({"step.loss", "step.gradients", "data.packing"})
 """Checks whose failure a second pass, with every module's inputs, can trace to the first wrong module."""
-
-TITLES = {Role.RUN: "framework run", Role.MERGED: "framework run on merged rows"}
 
 ALL_MODULES = ".+"
 LAYERS = r"model\.embed_tokens|model\.layers\.\d+|model\.norm|lm_head"
@@ -46,38 +37,6 @@ TRACE_BYTES = 2_000_000_000
 """Above it a second pass records layers only, and a third the parts of the first wrong one."""
 SMALL_MODEL_PARAMETERS = 20_000_000
 """Below it, threads cost more than they give: 0.2 s against 85 s was measured for 20 steps of a tiny model."""
-LAST_OUTPUT_CHARACTERS = 300
-
-
-@dataclass
-class _Session:
-    """One validation under way: where it writes, whom it tells, and what it has spent."""
-
-    request: ValidationRequest
-    workspace: Path
-    on_progress: Callable[[Progress], None]
-    asked_to_stop: Callable[[], bool]
-    started: float = field(default_factory=time.monotonic)
-    phases: list[PhaseTime] = field(default_factory=list)
-    runs: list[FrameworkRun] = field(default_factory=list)
-    stopped: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def cancelled(self) -> bool:
-        return self.stopped.is_set() or self.asked_to_stop()
-
-    @contextmanager
-    def phase(self, name: str, detail: str, fraction: float) -> Iterator[None]:
-        begin = time.monotonic()
-        self.tell(name, detail, fraction)
-        try:
-            yield
-        finally:
-            self.phases.append(PhaseTime(name, time.monotonic() - begin))
-
-    def tell(self, phase: str, detail: str, fraction: float | None) -> None:
-        with self.lock:
-            self.on_progress(Progress(phase, detail, fraction, time.monotonic() - self.started))
 
 
 def validate(
@@ -93,9 +52,9 @@ def validate(
     small = count_parameters(spec.model) < SMALL_MODEL_PARAMETERS
     if small:
         torch.set_num_threads(1)
-    with _workspace(request) as workspace:
-        session = _Session(request, workspace, on_progress, cancelled)
-        outcomes = _execute_all(session, chosen, plan, at_once=len(plan.runs) if small else 1)
+    with open_workspace(request) as workspace:
+        session = Session(request, workspace, on_progress, cancelled)
+        outcomes = execute_all(session, chosen, plan, at_once=len(plan.runs) if small else 1)
         verdicts = tuple(_judge_all(session, chosen, plan, spec, outcomes))
         return ValidationResult(
             request=request,
@@ -132,85 +91,8 @@ def build_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...], 
     return spec, checks, chosen
 
 
-def _execute_all(session: _Session, chosen: Adapter, plan: Plan, *, at_once: int) -> dict[Role, RunOutcome]:
-    """Every run of the plan, `at_once` of them side by side: a tiny model's run is one thread, mostly imports."""
-    with ThreadPoolExecutor(max_workers=max(at_once, 1)) as pool:
-        futures = {
-            planned.role: pool.submit(_execute, session, chosen, planned, 0.8 * index / len(plan.runs))
-            for index, planned in enumerate(plan.runs)
-        }
-        try:
-            return {role: future.result() for role, future in futures.items()}
-        except BaseException:
-            session.stopped.set()  # the pool waits for its runs, which end at the next poll
-            raise
-
-
-def _execute(session: _Session, chosen: Adapter, planned: PlannedRun, fraction: float) -> RunOutcome:
-    """Run the framework once with the recorder in front and open what it recorded."""
-    label = planned.role.value
-    steps = planned.captured_steps
-    spec = planned.spec
-    named = f"{spec.framework}, {spec.steps} steps of {spec.batch} × {spec.accumulation} rows"
-    with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
-        return _run(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
-
-
-def _run(
-    session: _Session,
-    chosen: Adapter,
-    spec: RunSpec,
-    label: str,
-    *,
-    steps: tuple[int, ...],
-    full: bool,
-    modules: str | None,
-) -> RunOutcome:
-    scratch = session.workspace / "scratch" / label
-    launch = chosen.prepare(spec, scratch)
-    preload = (fault(spec.fault).file,) if spec.fault else ()
-
-    last_line = ""
-
-    def on_line(line: str) -> None:
-        nonlocal last_line
-        if line.strip():
-            last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
-            session.tell(label, last_line, None)
-
-    run = run_framework(
-        launch,
-        out=session.workspace / "captures" / label,
-        scratch=scratch,
-        log=session.workspace / "logs" / f"{label}.log",
-        steps=steps,
-        full=full,
-        modules=modules,
-        preload=preload,
-        time_limit_s=session.request.time_limit_s,
-        memory_limit_bytes=session.request.memory_limit_bytes,
-        on_line=on_line,
-        cancelled=session.cancelled,
-    )
-    session.runs.append(run)
-    return _read_outcome(run, last_line)
-
-
-def _read_outcome(run: FrameworkRun, last_line: str) -> RunOutcome:
-    capture: Capture | None = None
-    unreadable: str | None = None
-    if run.capture is None:
-        unreadable = "the recorder wrote no capture"
-    else:
-        try:
-            capture = open_capture(run.capture)
-        except CaptureError as error:
-            unreadable = str(error)
-    return RunOutcome(run.ending, run.exit_code, run.elapsed_s, run.last_error, capture, unreadable, last_line)
-
-
 def _judge_all(
-    session: _Session, chosen: Adapter, plan: Plan, spec: RunSpec, outcomes: Mapping[Role, RunOutcome]
+    session: Session, chosen: Adapter, plan: Plan, spec: RunSpec, outcomes: Mapping[Role, RunOutcome]
 ) -> Iterator[Verdict]:
     run = outcomes.get(Role.RUN)
     judged: dict[str, Verdict] = {}
@@ -251,7 +133,7 @@ def _judge(check: Check, material: Material) -> Verdict:
     return replace(verdict, elapsed_s=time.monotonic() - begin)
 
 
-def _trace(session: _Session, chosen: Adapter, spec: RunSpec, material: Material) -> Material:
+def _trace(session: Session, chosen: Adapter, spec: RunSpec, material: Material) -> Material:
     """Run the first captured step again with every module's input and output, and find the first wrong module."""
     reference = material.first_reference()
     if reference is None or not forward_differs(reference, precision=spec.precision):
@@ -267,32 +149,18 @@ def _trace(session: _Session, chosen: Adapter, spec: RunSpec, material: Material
 
 
 def _record_and_locate(
-    session: _Session, chosen: Adapter, spec: RunSpec, material: Material, label: str, modules: str
+    session: Session, chosen: Adapter, spec: RunSpec, material: Material, label: str, modules: str
 ) -> Material:
     """One more run of the failing step, recording what modules receive and give, and the first wrong one of them."""
     step = min(material.references)
     with session.phase(label.replace("-", " "), "the failing step again, recording what its modules receive", 0.95):
-        outcome = _run(session, chosen, replace(spec, steps=step), label, steps=(step,), full=False, modules=modules)
+        outcome = run_recorded(
+            session, chosen, replace(spec, steps=step), label, steps=(step,), full=False, modules=modules
+        )
     if outcome.capture is None or step not in outcome.capture.steps:
         return material
     with session.phase("first divergence", "each module of the reference on the framework's own inputs", 0.97):
         return locate(material, outcome.capture)
-
-
-@contextmanager
-def _workspace(request: ValidationRequest) -> Iterator[Path]:
-    """The directory named by --out, kept; else a temporary one that goes with the validation."""
-    if request.out is not None:
-        if request.out.exists() and any(request.out.iterdir()):
-            raise BadRequest("out", f"{request.out} is not empty", "name a new directory")
-        request.out.mkdir(parents=True, exist_ok=True)
-        yield request.out
-        return
-    workspace = Path(tempfile.mkdtemp(prefix="plumbline-"))
-    try:
-        yield workspace
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _environment(outcomes: Mapping[Role, RunOutcome]) -> dict[str, str]:

@@ -1,0 +1,152 @@
+"""The framework runs of one validation: where they write, whom they tell, and how they end."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from checks.captures.capture import Capture, open_capture
+from checks.check import Role
+from checks.errors import BadRequest, CaptureError
+from checks.faults import fault
+from checks.material import RunOutcome
+from checks.spec import RunSpec
+from workers.frameworks import Adapter
+from workers.planner import Plan, PlannedRun
+from workers.request import PhaseTime, Progress, ValidationRequest
+from workers.runner import FrameworkRun, run_framework
+
+TITLES = {Role.RUN: "framework run", Role.MERGED: "framework run on merged rows"}
+
+LAST_OUTPUT_CHARACTERS = 300
+
+
+@dataclass
+class Session:
+    """One validation under way: where it writes, whom it tells, and what it has spent."""
+
+    request: ValidationRequest
+    workspace: Path
+    on_progress: Callable[[Progress], None]
+    asked_to_stop: Callable[[], bool]
+    started: float = field(default_factory=time.monotonic)
+    phases: list[PhaseTime] = field(default_factory=list)
+    runs: list[FrameworkRun] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancelled(self) -> bool:
+        return self.stopped.is_set() or self.asked_to_stop()
+
+    @contextmanager
+    def phase(self, name: str, detail: str, fraction: float) -> Iterator[None]:
+        begin = time.monotonic()
+        self.tell(name, detail, fraction)
+        try:
+            yield
+        finally:
+            self.phases.append(PhaseTime(name, time.monotonic() - begin))
+
+    def tell(self, phase: str, detail: str, fraction: float | None) -> None:
+        with self.lock:
+            self.on_progress(Progress(phase, detail, fraction, time.monotonic() - self.started))
+
+
+def execute_all(session: Session, chosen: Adapter, plan: Plan, *, at_once: int) -> dict[Role, RunOutcome]:
+    """Every run of the plan, `at_once` of them side by side: a tiny model's run is one thread, mostly imports."""
+    with ThreadPoolExecutor(max_workers=max(at_once, 1)) as pool:
+        futures = {
+            planned.role: pool.submit(_execute, session, chosen, planned, 0.8 * index / len(plan.runs))
+            for index, planned in enumerate(plan.runs)
+        }
+        try:
+            return {role: future.result() for role, future in futures.items()}
+        except BaseException:
+            session.stopped.set()  # the pool waits for its runs, which end at the next poll
+            raise
+
+
+def _execute(session: Session, chosen: Adapter, planned: PlannedRun, fraction: float) -> RunOutcome:
+    """Run the framework once with the recorder in front and open what it recorded."""
+    label = planned.role.value
+    steps = planned.captured_steps
+    spec = planned.spec
+    named = f"{spec.framework}, {spec.steps} steps of {spec.batch} × {spec.accumulation} rows"
+    with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
+        return run_recorded(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
+
+
+def run_recorded(
+    session: Session,
+    chosen: Adapter,
+    spec: RunSpec,
+    label: str,
+    *,
+    steps: tuple[int, ...],
+    full: bool,
+    modules: str | None,
+) -> RunOutcome:
+    scratch = session.workspace / "scratch" / label
+    launch = chosen.prepare(spec, scratch)
+    preload = (fault(spec.fault).file,) if spec.fault else ()
+
+    last_line = ""
+
+    def on_line(line: str) -> None:
+        nonlocal last_line
+        if line.strip():
+            last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
+            session.tell(label, last_line, None)
+
+    run = run_framework(
+        launch,
+        out=session.workspace / "captures" / label,
+        scratch=scratch,
+        log=session.workspace / "logs" / f"{label}.log",
+        steps=steps,
+        full=full,
+        modules=modules,
+        preload=preload,
+        time_limit_s=session.request.time_limit_s,
+        memory_limit_bytes=session.request.memory_limit_bytes,
+        on_line=on_line,
+        cancelled=session.cancelled,
+    )
+    session.runs.append(run)
+    return _read_outcome(run, last_line)
+
+
+def _read_outcome(run: FrameworkRun, last_line: str) -> RunOutcome:
+    capture: Capture | None = None
+    unreadable: str | None = None
+    if run.capture is None:
+        unreadable = "the recorder wrote no capture"
+    else:
+        try:
+            capture = open_capture(run.capture)
+        except CaptureError as error:
+            unreadable = str(error)
+    return RunOutcome(run.ending, run.exit_code, run.elapsed_s, run.last_error, capture, unreadable, last_line)
+
+
+@contextmanager
+def open_workspace(request: ValidationRequest) -> Iterator[Path]:
+    """The directory named by --out, kept; else a temporary one that goes with the validation."""
+    if request.out is not None:
+        if request.out.exists() and any(request.out.iterdir()):
+            raise BadRequest("out", f"{request.out} is not empty", "name a new directory")
+        request.out.mkdir(parents=True, exist_ok=True)
+        yield request.out
+        return
+    workspace = Path(tempfile.mkdtemp(prefix="plumbline-"))
+    try:
+        yield workspace
+    finally:
+        shutil.rmtree(workspace, ignore_errors=True)
