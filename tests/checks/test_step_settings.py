@@ -259,6 +259,7 @@ def test_without_step_1_or_a_reference_there_is_no_verdict(healthy: Material, ed
     late = judge(healthy, edit(healthy.capture).drop_step(1))
     assert late.status is Status.INCONCLUSIVE
     assert late.sentence.startswith("step 1 was not captured")
+    assert judge(healthy, edit(healthy.capture).drop_step(1).drop_step(3)).status is Status.INCONCLUSIVE
     bare = replace(healthy, references={}, no_reference={1: "dropout is on"})
     assert step_settings.judge(bare).sentence == "dropout is on"
     crashed = replace(healthy, run=replace(healthy.run, capture=None))

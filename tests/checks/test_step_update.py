@@ -338,4 +338,36 @@ def test_an_update_that_drowns_in_the_parameters_rounding_is_inconclusive(health
     verdict = judge(replace(healthy, spec=tiny), editing)
     assert verdict.status is Status.INCONCLUSIVE
     assert verdict.sentence.startswith("the update is smaller than the parameters' own rounding")
+    floor = verdict.measurements[0].floor
+    assert floor is not None
+    assert verdict.measurements[0].threshold == pytest.approx(4.0 * floor)
+    assert verdict.measurements[0].limit == pytest.approx(5.0 * floor)
     assert len(verdict.measurements) == 75
+
+
+def test_a_parameter_that_should_not_move_is_measured_as_it_is(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    nothing = torch.zeros(64, dtype=torch.float64)
+    editing.put("gradient", NORM, nothing)
+    for field in ("exp_avg", "exp_avg_sq"):
+        editing.put("optimizer_state", NORM, nothing, field=field)
+    before = editing.tensor("parameter_before", NORM).double()
+    editing.put("parameter_after", NORM, before + 1e-3)
+    verdict = judge(healthy, editing)
+    measurement = next(m for m in verdict.measurements if m.name == f"{NORM} (step 1)")
+    assert measurement.value == pytest.approx(8e-3, rel=1e-9)
+    assert measurement.threshold == pytest.approx(8.0 * 2.0**-24 * float(before.norm()))
+    assert not measurement.holds
+    assert not any(m.name == f"exp_avg of {NORM} (step 1)" for m in verdict.measurements)
+
+
+def test_a_group_without_parameters_is_held_to_the_settings_too(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    groups = editing.step()["optimizer"]["groups"]
+    groups.append({"settings": {**groups[0]["settings"], "lr": 0.5}, "parameters": []})
+    assert judge(healthy, editing).sentence == "lr of an empty group is 0.5, asked 0.001"
+
+
+def test_a_capture_without_a_step_is_inconclusive(healthy: Material, edit: Editor) -> None:
+    verdict = step_update.judge(swap(healthy, edit(healthy.capture).drop_step(1).drop_step(3).save()))
+    assert verdict.status is Status.INCONCLUSIVE
