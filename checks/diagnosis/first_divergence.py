@@ -54,12 +54,10 @@ class Divergence:
 
 
 @dataclass
-class _Sums:
-    """Running squares over documents: error, output, and the class that ran."""
+class _Outputs:
+    """One module's outputs, by micro-batch and document, and the class that ran."""
 
     class_name: str
-    error: float = 0.0
-    square: float = 0.0
     outputs: dict[tuple[int, Document], torch.Tensor] = field(default_factory=dict)
 
 
@@ -116,13 +114,13 @@ def _captured_modules(capture: Capture, step: int, index: int) -> Captured:
 
 def _run_resynchronised(
     model: nn.Module, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], *, dtype: torch.dtype
-) -> dict[str, _Sums]:
+) -> dict[str, _Outputs]:
     """Run each document through the model, every module fed its captured input; outputs in order of completion.
 
     One pass a level of nesting: feeding a module and its parts at once would hide what the module does between them.
     """
     paths = {path for modules in captured for path in modules if path and _submodule(model, path) is not None}
-    found: dict[str, _Sums] = {}
+    found: dict[str, _Outputs] = {}
     levels = _levels(paths)
     with torch.no_grad():
         for level in levels:
@@ -148,7 +146,7 @@ def _run_level(
     batch: ForwardBatch,
     modules: Captured,
     level: set[str],
-    found: dict[str, _Sums],
+    found: dict[str, _Outputs],
     *,
     dtype: torch.dtype,
     shape: torch.Size,
@@ -172,8 +170,8 @@ def _run_level(
 
 
 def _in_order(
-    model: nn.Module, found: Mapping[str, _Sums], groups: Sequence[Sequence[ForwardBatch]]
-) -> dict[str, _Sums]:
+    model: nn.Module, found: Mapping[str, _Outputs], groups: Sequence[Sequence[ForwardBatch]]
+) -> dict[str, _Outputs]:
     """The modules in the order in which one forward completes them."""
     order: list[str] = []
     handles = [
@@ -225,11 +223,11 @@ def _replaceable(argument: object, value: torch.Tensor) -> bool:
     return isinstance(argument, torch.Tensor) and argument.is_floating_point() and argument.numel() == value.numel()
 
 
-def _keeper(found: dict[str, _Sums], path: str, key: tuple[int, Document]) -> Callable[..., None]:
+def _keeper(found: dict[str, _Outputs], path: str, key: tuple[int, Document]) -> Callable[..., None]:
     def keep(module: nn.Module, _args: object, output: object) -> None:
         tensor = first_tensor(output)
         if tensor is not None:
-            sums = found.setdefault(path, _Sums(type(module).__name__))
+            sums = found.setdefault(path, _Outputs(type(module).__name__))
             sums.outputs[key] = tensor.detach().to(torch.float64)
 
     return keep
@@ -243,14 +241,14 @@ def first_tensor(output: object) -> torch.Tensor | None:
     return next((tensor for value in values if (tensor := first_tensor(value)) is not None), None)
 
 
-def _deviation(noisy: _Sums, truth: _Sums) -> float:
+def _deviation(noisy: _Outputs, truth: _Outputs) -> float:
     """‖noisy − truth‖ / ‖truth‖ over the documents."""
     pairs = [(noisy.outputs[key], value) for key, value in truth.outputs.items() if key in noisy.outputs]
     return _relative(pairs)
 
 
 def _captured_error(
-    truth: _Sums, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], path: str
+    truth: _Outputs, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], path: str
 ) -> float | None:
     pairs = []
     for (micro, document), value in truth.outputs.items():

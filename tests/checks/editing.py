@@ -94,6 +94,11 @@ class Edit:
         records = self.manifest["ranks"][0]["steps"]
         return next(record for record in records if record["step"] == step)
 
+    def group(self, name: str, step: int = 1) -> dict[str, Any]:
+        """The record of the optimizer group that holds a parameter."""
+        groups = self.step(step)["optimizer"]["groups"]
+        return next(group for group in groups if name in group["parameters"])
+
     def drop_step(self, step: int) -> Edit:
         """Take a whole step out."""
         rank = self.manifest["ranks"][0]
@@ -175,3 +180,8 @@ def first_reference(material: Material) -> Reference:
     reference = material.first_reference()
     assert reference is not None
     return reference
+
+
+def capture_of(material: Material) -> Capture:
+    assert material.capture is not None
+    return material.capture

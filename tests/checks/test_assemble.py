@@ -19,15 +19,10 @@ from checks.references.corpus import render_corpus
 from checks.references.reference import NoReference, refuse_dropout
 from checks.references.step import ForwardBatch, count_targets, lay_out, positions
 from tests.checks.conftest import Editor
-from tests.checks.editing import first_reference
+from tests.checks.editing import capture_of, first_reference
 
 NORM = "model.norm.weight"
 CRASHED = RunOutcome("failed", 1, 1.0, None, None, None)
-
-
-def capture_of(material: Material) -> Capture:
-    assert material.capture is not None
-    return material.capture
 
 
 def test_everything_that_the_judges_need_is_there(healthy: Material) -> None:

@@ -56,6 +56,7 @@ def test_a_healthy_packed_run_passes_with_every_document(packed: Material) -> No
     for measurement in verdict.measurements[:2]:
         assert 0.0 < measurement.value < measurement.threshold == 8.0 * reference.token_floor
         assert (measurement.floor, measurement.limit) == (reference.token_floor, 9.0 * reference.token_floor)
+    assert [m.threshold for m in verdict.measurements[2:]] == [0.0, 0.0]
     assert verdict.detection_limits == {"token of a document": 9.0 * reference.token_floor / reference.loss}
     assert [row[:4] for row in verdict.evidence["documents"]] == [
         [index, d.row, d.start, d.stop] for index, m in enumerate(reference.micro_batches) for d in m.documents
@@ -121,7 +122,7 @@ def test_a_batch_without_position_ids_leaves_them_to_the_model(packed: Material,
     for index in (0, 1):
         editing.drop("batch", "position_ids", micro_batch=index)
     assert judge(packed, editing).status is Status.PASS
-    other = edit(packed.capture).change("batch", "position_ids", lambda p: p[:, :-1], micro_batch=0)
+    other = edit(packed.capture).change("batch", "position_ids", lambda p: p[:, :-1] + 5, micro_batch=0)
     assert judge(packed, other).status is Status.PASS
 
 
@@ -182,6 +183,9 @@ def test_what_was_not_recorded_or_referenced_leaves_it_open(packed: Material) ->
     assert data_packing.judge(bare).sentence == "dropout is on"
     lossless = replace(packed, batches=batches(packed, token_losses_seen=None))
     assert data_packing.judge(lossless).sentence == "the per-token losses were not recorded"
+    first, second = packed.batches[1]
+    half = replace(packed, batches={1: (first, replace(second, token_losses_seen=None))})
+    assert data_packing.judge(half).sentence == "the per-token losses were not recorded"
     assert data_packing.judge(replace(packed, batches={})).status is Status.INCONCLUSIVE
     crashed = replace(packed, run=replace(packed.run, capture=None))
     assert data_packing.judge(crashed).sentence == "the run left no capture to judge; see run.completes"

@@ -9,13 +9,15 @@ import torch
 
 from checks.architecture import step_update
 from checks.material import Material
-from checks.references.update import replay_update
-from checks.spec import RunSpec
+from checks.references.optimizer import AdamWSettings, AdamWState, adamw, adamw_in
+from checks.references.update import ORDERS, ParameterUpdate, expected_clip_factor, replay_update
+from checks.spec import Precision, RunSpec
 from checks.verdict import Status
 from tests.checks.conftest import Editor
-from tests.checks.editing import Edit, swap
+from tests.checks.editing import Edit, capture_of, swap
 
 NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
 LR, DECAY, MOMENTUM = 0.5, 0.25, 0.75
 
@@ -133,3 +135,58 @@ def test_what_was_not_recorded_is_left_out(healthy: Material, edit: Editor) -> N
     assert NORM not in updates
     assert len(updates) == 24
     assert list(updates[UP].moments) == ["exp_avg_sq"]
+
+
+def test_what_has_no_sample_or_no_value_before_is_left_out(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture).drop("parameter_before", NORM)
+    del editing.entry("parameter_after", UP)["representations"]["sample"]
+    del editing.entry("optimizer_state", HEAD, field="exp_avg")["representations"]["sample"]
+    updates = replay_update(healthy.spec, editing.save(), 1, decaying=healthy.weight_decay_names, total_steps=3)
+    assert set(updates) == set(editing.names("gradient")) - {NORM, UP}
+    assert list(updates[HEAD].moments) == ["exp_avg_sq"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "epsilon"),
+    [
+        ("float32", torch.float32, 2.0**-24),
+        ("bf16", torch.float32, 2.0**-24),
+        ("bf16_params", torch.bfloat16, 2.0**-9),
+    ],
+)
+def test_the_floor_is_the_worst_order_of_operations_and_the_parameters_rounding(
+    healthy: Material, precision: Precision, dtype: torch.dtype, epsilon: float
+) -> None:
+    spec = replace(healthy.spec, precision=precision)
+    capture = capture_of(healthy)
+    update = replay_update(spec, capture, 1, decaying=healthy.weight_decay_names, total_steps=3)[UP]
+    before, gradient = (capture.tensors(1, kind)[UP].read("sample") for kind in ("parameter_before", "gradient"))
+    assert before is not None
+    assert gradient is not None
+    theta = before.double().flatten()
+    clipped = gradient.double().flatten() * expected_clip_factor(spec, capture, 1)
+    settings = AdamWSettings(1e-3, 0.9, 0.999, 1e-8, 0.01)
+    state = AdamWState.zeros(theta)
+    exact, exact_state = adamw(theta, clipped, state, settings)
+    forms = [adamw_in(theta, clipped, state, settings, dtype=dtype, order=order) for order in ORDERS]
+    errors = [float((form.double() - exact).norm()) for form, _ in forms]
+    assert update.floor == pytest.approx(max(errors) + epsilon * float(theta.norm()), rel=1e-9)
+    size = float(exact_state.exp_avg_sq.norm())
+    moments = [float((s.exp_avg_sq.double() - exact_state.exp_avg_sq).norm()) / size for _, s in forms]
+    assert update.moments["exp_avg_sq"][1] == pytest.approx(max(moments) + 4.0 * epsilon, rel=1e-9)
+
+
+def test_a_buffer_that_sgd_without_momentum_does_not_define_is_not_compared(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    entry = editing.entry("optimizer_state", NORM, field="exp_avg")
+    spec = as_sgd(healthy, editing, momentum=0.0, buffers=False)
+    editing.manifest["tensors"].append({**entry, "field": "momentum_buffer"})
+    updates = replay_update(spec, editing.save(), 1, decaying=healthy.weight_decay_names, total_steps=3)
+    assert updates[NORM].moments == {}
+
+
+def test_an_update_of_nothing_has_the_scale_one() -> None:
+    nothing = torch.zeros(3, dtype=torch.float64)
+    update = ParameterUpdate("a", nothing + 1.0, nothing, 1.0, {})
+    assert (update.scale, update.norm) == (1.0, 0.0)
+    assert ParameterUpdate("a", nothing + 1.0, nothing + 2.0, 1.0, {}).scale == 0.5

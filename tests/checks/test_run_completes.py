@@ -9,7 +9,7 @@ import torch
 
 from checks.lifecycle import run_completes
 from checks.material import Material, RunOutcome
-from checks.verdict import Status, Verdict
+from checks.verdict import Measurement, Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit
 
@@ -30,6 +30,7 @@ def test_a_run_that_ended_by_itself_passes(healthy: Material) -> None:
     assert verdict.status is Status.PASS
     assert verdict.sentence == "ended with exit code 0 after 1 s; 50 gradients recorded, all finite"
     assert verdict.evidence["ending"] == "completed"
+    assert verdict.measurements == (Measurement("non-finite values", 0.0, 0.0, True, unit="count"),)
 
 
 @pytest.mark.parametrize(

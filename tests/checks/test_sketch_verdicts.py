@@ -13,7 +13,11 @@ from checks.registry import CHECKS
 from checks.verdict import Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit, first_reference, swap, swap_merged
-from tests.checks.test_step_gradients import HEAD, NORM, QUERY, beside, exact_of
+from tests.checks.exact import beside, exact_of
+
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
 
 JUDGED = ("step.settings", "step.loss", "step.denominator", "step.gradients", "step.update", "step.accumulation")
 

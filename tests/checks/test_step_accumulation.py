@@ -61,7 +61,14 @@ def test_healthy_runs_pass_with_every_gradient_and_the_scale(healthy: Material) 
     assert measurement.floor == pytest.approx(floor, rel=1e-5)
     assert measurement.threshold == pytest.approx(16.0 * floor, rel=1e-5)
     assert measurement.limit == pytest.approx(17.0 * floor, rel=1e-5)
+    assert healthy.capture is not None
+    found = {
+        name: compare_records(record, merged_of(healthy).tensors(1, "gradient")[name]).relative
+        for name, record in healthy.capture.tensors(1, "gradient").items()
+    }
     assert 0.0 < measurement.value < measurement.threshold
+    assert measurement.value == pytest.approx(found["lm_head.weight"], rel=1e-6)
+    assert verdict.sentence.endswith(f"within {max(found.values()):.2g}")
 
 
 @pytest.mark.parametrize("name", [NORM, QUERY, "model.embed_tokens.weight"])
@@ -94,7 +101,9 @@ def test_the_pooled_scale_is_held_to_twice_the_multiple(healthy: Material, edit:
         return judge(healthy, editing)
 
     assert judged(0.99).status is Status.PASS
-    assert "the pooled scale of all gradients is" in judged(1.01).sentence
+    verdict = judged(1.01)
+    assert "the pooled scale of all gradients is" in verdict.sentence
+    assert verdict.measurements[0].value == pytest.approx(1.01 * threshold, rel=1e-3)
 
 
 def test_undivided_gradients_are_named_a_multiple_of_the_merged_batchs(healthy: Material, edit: Editor) -> None:
@@ -195,6 +204,8 @@ def test_records_are_compared_in_full_or_else_by_sketch(healthy: Material, edit:
     bare = type(moment)(QUERY, "gradient", None, None, moment.dtype, (64, 64), moment.stats, {})
     with pytest.raises(ValueError, match="sketch in neither or only one"):
         compare_records(bare, theirs)
+    with pytest.raises(ValueError, match="sketch in neither or only one"):
+        compare_records(theirs, bare)
 
 
 def test_one_row_a_step_cannot_be_split(healthy: Material) -> None:
@@ -202,3 +213,29 @@ def test_one_row_a_step_cannot_be_split(healthy: Material) -> None:
     assert applies(replace(healthy.spec, batch=1, accumulation=1)) == "one row a step cannot be split"
     assert applies(replace(healthy.spec, batch=1, accumulation=2)) is None
     assert applies(replace(healthy.spec, batch=2, accumulation=1)) is None
+
+
+def test_gradients_that_are_zero_in_both_runs_are_measured_as_they_are(healthy: Material, edit: Editor) -> None:
+    nothing = torch.zeros(64)
+    material = swap(healthy, edit(healthy.capture).put("gradient", NORM, nothing).save())
+    verdict = judge(material, edit(merged_of(healthy)).put("gradient", NORM, nothing))
+    assert verdict.status is Status.PASS
+    measurement = next(m for m in verdict.measurements if m.name == NORM)
+    floor = first_reference(healthy).floor(NORM).total
+    assert measurement.value == 0.0
+    assert [measurement.threshold, measurement.floor] == pytest.approx([16.0 * floor, floor])
+    tiny = judge(material, edit(merged_of(healthy)).put("gradient", NORM, nothing + 1e-3))
+    worst = next(m for m in tiny.measurements if m.name == NORM)
+    assert worst.value == pytest.approx(1.0)  # relative to the merged batch's
+
+
+def test_a_batch_without_tokens_has_no_rows_and_a_mask_of_another_shape_says_nothing(
+    packed: Material, edit: Editor
+) -> None:
+    assert packed.capture is not None
+    rows = step_accumulation._rows(packed.capture, 1)
+    wide = edit(packed.capture).rename("batch", "labels", "attention_mask", micro_batch=0)
+    wide.put("batch", "attention_mask", torch.zeros(1, 1, 202, 202, dtype=torch.int64), micro_batch=0)
+    assert step_accumulation._rows(wide.save(), 1) == rows
+    less = edit(packed.capture).drop("batch", "input_ids", micro_batch=0).save()
+    assert step_accumulation._rows(less, 1).total() == len(packed.batches[1][1].documents)
