@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from checks.references.batch import MicroBatch, UnreadableBatch, read_step
 from checks.references.budget import OverBudget
 from checks.references.corpus import render_corpus
 from checks.references.definition import compare_definition
-from checks.references.model import AUTOCAST, State, build_model, choose_source, float64_mode
+from checks.references.model import AUTOCAST, ModelSource, State, build_model, choose_source, float64_mode
 from checks.references.optimizer import decays
 from checks.references.reference import NoReference, Reference, compute_reference
 from checks.references.scalars import build_empty, expected_scalars
@@ -25,10 +27,32 @@ SAME_SKETCH = 1e-12
 """A repeated pass must give the same sketches up to the rounding of their sums."""
 
 
+class Refer(Protocol):
+    """Gives the reference of one captured step: `compute_reference`, or a store that computes only what it lacks."""
+
+    def __call__(
+        self,
+        spec: RunSpec,
+        capture: Capture,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        source: ModelSource,
+        state: State,
+        step: int,
+        notes: Sequence[str] = (),
+    ) -> Reference: ...
+
+
 def assemble(
-    spec: RunSpec, run: RunOutcome, merged: RunOutcome | None, *, references: bool, definition: bool
+    spec: RunSpec,
+    run: RunOutcome,
+    merged: RunOutcome | None,
+    *,
+    references: bool,
+    definition: bool,
+    refer: Refer = compute_reference,
 ) -> Material:
-    """Read the captures of one validation and compute every reference that its checks need."""
+    """Read the captures of one validation and get every reference that its checks need from `refer`."""
     model = build_empty(spec.model)
     adapters = _expected_adapters(model, spec) if spec.lora else ()
     material = Material(
@@ -46,7 +70,7 @@ def assemble(
     batches, unreadable = _read_batches(spec, capture)
     material = replace(material, batches=batches, no_reference=unreadable)
     if references:
-        material = _add_references(material, capture)
+        material = _add_references(material, capture, refer)
     return _add_definition(material, capture) if definition else material
 
 
@@ -117,7 +141,7 @@ def _read_batches(spec: RunSpec, capture: Capture) -> tuple[dict[int, tuple[Micr
     return batches, unreadable
 
 
-def _add_references(material: Material, capture: Capture) -> Material:
+def _add_references(material: Material, capture: Capture, refer: Refer) -> Material:
     source = choose_source(material.spec.model)
     references: dict[int, Reference] = {}
     reasons = dict(material.no_reference)
@@ -129,7 +153,7 @@ def _add_references(material: Material, capture: Capture) -> Material:
             notes.append("this step starts from captured weights")
         try:
             state = captured_state(material.spec, capture, step)
-            references[step] = compute_reference(
+            references[step] = refer(
                 material.spec, capture, micro_batches, source=source, state=state, step=step, notes=notes
             )
         except (NoReference, OverBudget) as error:

@@ -6,13 +6,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import django
 import pytest
+
+from tests.isolation import take_own_part
+from tests.services import start_services
+
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
+    start_services()  # before Django reads its settings; the workers inherit the addresses
+else:
+    take_own_part(worker)
+
+django.setup()
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
-import torch  # the settings above are read at import
+import torch  # noqa: E402  # the settings above are read at import
 
 torch.set_num_threads(1)
 

@@ -9,14 +9,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from checks.errors import BadRequest, CaptureError
 from workers import commands
+from workers.client import ServerError
+from workers.remote import Interrupted
 from workers.request import BAD_REQUEST, DEFAULT_TIME_LIMIT_S
 
 BROKEN = 2
@@ -35,17 +37,22 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_REQUEST, f"{self.prog}: {message}; see {self.prog} --help.\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+Subcommands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+"""What `add_subparsers` returns; `add_parser` adds a command, whose default `run` takes the parsed options."""
+
+
+def main(arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Subcommands], None]] = ()) -> int:
     """Run one command and return its exit code; never raises but for SystemExit.
 
-    3: bad request. 130: interrupted. Else as docs/cli.md says for each command.
+    `more`: adds commands to those that need no server. 3: bad request. 130: interrupted. Else as docs/cli.md says for
+    each command.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # an ASCII terminal shows ? for ●
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
-        options = build_parser().parse_args(arguments)
+        options = build_parser(more).parse_args(arguments)
         code = options.run(options)
         assert isinstance(code, int)
         return code
@@ -55,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("plumbline: interrupted; the framework's processes have been ended.", file=sys.stderr)
         return INTERRUPTED
+    except Interrupted:
+        return INTERRUPTED  # on a server: what became of the validation has been said
+    except ServerError as error:
+        print(f"plumbline: {error}.", file=sys.stderr)
+        return BROKEN
     except BrokenPipeError:
         # The reader has gone, as with `| head`; else Python complains once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,7 +82,7 @@ def _raise_exit(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse.ArgumentParser:
     """The whole command line."""
     parser = _Parser(prog="plumbline", description="Says whether LLM training is correct.")
     parser.add_argument("--version", action="version", version=f"plumbline {version('plumbline')}")
@@ -80,6 +92,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compare(subparsers.add_parser("compare", help="compare two captures tensor by tensor"))
     faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
     faults.set_defaults(run=lambda options: commands.list_faults())
+    for add in more:
+        add(subparsers)
     return parser
 
 

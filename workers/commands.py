@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,11 @@ from workers.report import (
 )
 from workers.report.as_json import to_plain
 from workers.report.numbers import format_number
-from workers.request import ValidationRequest, exit_code
+from workers.request import ValidationRequest, ValidationResult, exit_code
 from workers.settings import parse_settings
 
 if TYPE_CHECKING:
     from checks.captures.compare import CaptureComparison, TensorComparison
-
-SERVER = "PLUMBLINE_URL"
-"""Environment variable with the address of a server."""
 
 ROWS_SHOWN = 20
 """Tensors that `plumbline compare` prints; `--json` has them all."""
@@ -55,9 +51,7 @@ def run_validation(
     time_limit_s: float,
     memory_limit_bytes: int | None,
 ) -> int:
-    """Check the request, validate on this machine, print the table, write the files; the verdicts' exit code."""
-    if not local:
-        _refuse_server()
+    """Check the request, validate here or on the server, print the table, write the files; the verdicts' exit code."""
     for field, file in (("json", json_file), ("junit", junit_file)):
         if file is not None:
             check_writable(file, field=field)
@@ -73,6 +67,25 @@ def run_validation(
         time_limit_s=time_limit_s,
         memory_limit_bytes=memory_limit_bytes,
     )
+    if local:
+        result = _validate_here(request)
+        text = render_json(result)
+    else:
+        if out is not None:
+            raise BadRequest("out", "captures and logs of a server stay there", "leave it out, or add --local")
+        from workers.remote import validate_remotely
+
+        result, document = validate_remotely(request)
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if json_file is not None:
+        write_whole(json_file, text)
+    if junit_file is not None:
+        write_whole(junit_file, render_junit(result))
+    print_result(result, console=make_console())
+    return exit_code(result.verdicts)
+
+
+def _validate_here(request: ValidationRequest) -> ValidationResult:
     with ProgressLine(make_console(stderr=True)) as line:
         # Inside the line, because the imports take seconds.
         from transformers.utils.logging import disable_progress_bar
@@ -80,20 +93,7 @@ def run_validation(
         from workers.validate import validate
 
         disable_progress_bar()  # one progress line is enough
-        result = validate(request, on_progress=line.show, cancelled=lambda: False)
-    if json_file is not None:
-        write_whole(json_file, render_json(result))
-    if junit_file is not None:
-        write_whole(junit_file, render_junit(result))
-    print_result(result, console=make_console())
-    return exit_code(result.verdicts)
-
-
-def _refuse_server() -> None:
-    address = os.environ.get(SERVER)
-    if address:
-        raise BadRequest(SERVER, f"{address} was given, but this version has no client for a server", "add --local")
-    raise BadRequest("local", f"no server is configured ({SERVER} is not set)", "add --local to run on this machine")
+        return validate(request, on_progress=line.show, cancelled=lambda: False)
 
 
 def list_checks() -> int:

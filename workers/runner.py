@@ -6,7 +6,7 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 from checks.errors import BadRequest
 from workers.frameworks.base import Launch
 from workers.last_error import read_last_error
-from workers.sandbox import Sandbox, scrub_environment
+from workers.sandbox import GRACE_S, Sandbox, scrub_environment
 
 Ending = Literal["completed", "failed", "timed_out", "out_of_memory", "cancelled"]
 
@@ -22,6 +22,9 @@ POLL_S = 0.1
 """How often a silent run is looked at: for its end, its memory, its time and a cancellation."""
 
 MEMORY_POLL_S = 0.25
+
+CANCEL_GRACE_S = 1.0
+"""Nobody waits for the capture of a cancelled run, and its person sees it end within two seconds."""
 
 LINE_LIMIT_BYTES = 1 << 16
 """A longer line is handed on in pieces, so that output without line ends does not fill the memory."""
@@ -84,20 +87,73 @@ def run_framework(
     memory_limit_bytes: int | None,
     on_line: Callable[[str], None],
     cancelled: Callable[[], bool],
+    tag: str | None = None,
+    on_start: Callable[[int], None] = lambda process_group: None,
 ) -> FrameworkRun:
     """Run a framework to its end or to a limit; no process of it outlives this call, whatever is raised meanwhile.
 
-    out: directory that the recorder makes; log: file for stdout and stderr together; on_line: called with each line.
+    out: directory that the recorder makes; log: file for stdout and stderr together; on_line: called with each line;
+    tag: by which its processes can be found after this one's death; on_start: called with their process group.
     Raises BadRequest when `out` exists or a preload file is missing.
     """
     _check_paths(out=out, preload=preload)
     scratch.mkdir(parents=True, exist_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = build_command(launch, out=out.resolve(), steps=steps, full=full, modules=modules, preload=preload)
-    environment = scrub_environment(scratch=scratch.resolve(), extra=launch.environment)
+    end = supervise(
+        command,
+        cwd=scratch,
+        environment=scrub_environment(scratch=scratch.resolve(), extra=launch.environment),
+        log=log,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+        on_line=on_line,
+        cancelled=cancelled,
+        tag=tag,
+        on_start=on_start,
+    )
+    return FrameworkRun(
+        exit_code=end.exit_code,
+        signal=end.signal,
+        ending=end.ending,
+        log=log,
+        capture=out if (out / "manifest.json").is_file() else None,
+        elapsed_s=end.elapsed_s,
+        peak_memory_bytes=end.peak_memory_bytes,
+        last_error=end.last_error,
+    )
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a supervised command ended; the fields are those of FrameworkRun."""
+
+    exit_code: int
+    signal: int | None
+    ending: Ending
+    elapsed_s: float
+    peak_memory_bytes: int
+    last_error: str | None
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    time_limit_s: float,
+    memory_limit_bytes: int | None,
+    on_line: Callable[[str], None],
+    cancelled: Callable[[], bool],
+    tag: str | None = None,
+    on_start: Callable[[int], None] = lambda process_group: None,
+) -> ProcessEnd:
+    """Run any command to its end or to a limit, its output into `log`; all that it started is gone at the return."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    sandbox = Sandbox(command, cwd=scratch, environment=environment)
+    sandbox = Sandbox(command, cwd=cwd, environment=environment, tag=tag)
     try:
+        on_start(sandbox.process.pid)
         with log.open("wb") as file:
             output = _Output(sandbox, file, on_line)
             watch = _watch(
@@ -108,7 +164,8 @@ def run_framework(
                 cancelled=cancelled,
             )
             end = sandbox.stop_at_once if watch.stopped == "out_of_memory" else sandbox.stop
-            end(meanwhile=output.take_available)
+            grace_s = CANCEL_GRACE_S if watch.stopped == "cancelled" else GRACE_S
+            end(grace_s=grace_s, meanwhile=output.take_available)
             output.finish()
     finally:
         sandbox.stop()
@@ -117,12 +174,10 @@ def run_framework(
     elapsed_s = time.monotonic() - started
     exit_code, number = _read_exit(sandbox.process.returncode)
     last_error = read_last_error(log) if exit_code else None
-    return FrameworkRun(
+    return ProcessEnd(
         exit_code=exit_code,
         signal=number,
         ending=_name_ending(watch.stopped, exit_code=exit_code, last_error=last_error),
-        log=log,
-        capture=out if (out / "manifest.json").is_file() else None,
         elapsed_s=elapsed_s,
         peak_memory_bytes=watch.peak_memory_bytes,
         last_error=last_error,

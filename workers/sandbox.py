@@ -56,8 +56,10 @@ class Sandbox:
     descendants of any process seen so far, and on ending every process that carries this run's `RUN_TAG`.
     """
 
-    def __init__(self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str]) -> None:
-        self.tag = uuid.uuid4().hex
+    def __init__(
+        self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], tag: str | None = None
+    ) -> None:
+        self.tag = tag or uuid.uuid4().hex
         self.process = subprocess.Popen(
             list(command),
             cwd=cwd,
@@ -129,20 +131,31 @@ class Sandbox:
 
     def _kill_the_rest(self) -> None:
         end = time.monotonic() + KILL_WAIT_S
-        while (left := {*self.list_members(), *self._list_tagged()}) and time.monotonic() < end:
+        while (left := {*self.list_members(), *list_tagged(self.tag)}) and time.monotonic() < end:
             _send(left, signal.SIGKILL)
             self.process.poll()
             time.sleep(STOP_POLL_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=KILL_WAIT_S)
 
-    def _list_tagged(self) -> list[psutil.Process]:
-        tagged = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(RUN_TAG) == self.tag and _is_alive(process):
-                    tagged.append(process)
-        return tagged
+
+def list_tagged(tag: str) -> list[psutil.Process]:
+    """The living processes of this machine that a run with this tag has started, however they were detached."""
+    tagged = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(RUN_TAG) == tag and _is_alive(process):
+                tagged.append(process)
+    return tagged
+
+
+def end_tagged(tag: str) -> bool:
+    """KILL what a dead worker's run has left on this machine; whether all of it is gone."""
+    end = time.monotonic() + KILL_WAIT_S
+    while (left := list_tagged(tag)) and time.monotonic() < end:
+        _send(left, signal.SIGKILL)
+        time.sleep(STOP_POLL_S)
+    return not left
 
 
 def _is_alive(process: psutil.Process) -> bool:

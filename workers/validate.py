@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import platform
-import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from checks.architecture.step_loss import forward_differs
 from checks.assemble import assemble, locate
 from checks.check import Check, Role, skipped
 from checks.faults import fault
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
-from checks.references.budget import count_parameters, estimate_trace_bytes
+from checks.references.budget import count_parameters
 from checks.registry import find_checks
 from checks.samples import resolve_data
 from checks.spec import RunSpec
 from checks.verdict import Status, Verdict
 from workers.execution import Session, execute_all, open_workspace, run_recorded
 from workers.frameworks import Adapter, adapter, default_settings
+from workers.judging import LOCATED_BY, TracePass, judge, next_pass
 from workers.planner import Plan, make_plan
 from workers.request import Progress, ValidationRequest, ValidationResult
 from workers.runner import FrameworkRun
 from workers.settings import parse_settings
 
-LOCATED_BY = frozenset({"step.loss", "step.gradients", "data.packing"})
-"""Checks whose failure a second pass, with every module's inputs, can trace to the first wrong module."""
-
-ALL_MODULES = ".+"
-LAYERS = r"model\.embed_tokens|model\.layers\.\d+|model\.norm|lm_head"
-TRACE_BYTES = 2_000_000_000
-"""Above it a second pass records layers only, and a third the parts of the first wrong one."""
 SMALL_MODEL_PARAMETERS = 20_000_000
 """Below it, threads cost more than they give: 0.2 s against 85 s was measured for 20 steps of a tiny model."""
 
@@ -106,56 +97,51 @@ def _judge_all(
                 definition=plan.needs("model.definition"),
             )
         with session.phase("judge", f"{len(plan.judged)} checks", 0.9):
-            judged = {check.name: _judge(check, material) for check in plan.judged}
-        if any(judged[name].status is Status.FAIL for name in LOCATED_BY & set(judged)):
-            material = _trace(session, chosen, spec, material)
+            judged = judge(plan.judged, material)
+        located, material = _trace(session, chosen, spec, material, judged)
+        if located:
             with session.phase("judge", "again, with the first wrong module", 0.98):
-                judged |= {c.name: _judge(c, material) for c in plan.judged if c.name in LOCATED_BY}
-    reasons = {check.name: reason for check, reason in plan.skipped}
-    for check in (*plan.judged, *(check for check, _ in plan.skipped)):
-        if check.name in reasons:
-            yield skipped(check.name, reasons[check.name])
-        else:
-            cancelled = Verdict(
-                check.name, Status.INCONCLUSIVE, "the validation was cancelled before this check was judged"
-            )
-            yield judged.get(check.name, cancelled)
+                judged |= judge([check for check in plan.judged if check.name in LOCATED_BY], material)
+    return order_verdicts(plan, judged)
 
 
-def _judge(check: Check, material: Material) -> Verdict:
-    """Judge one check; a judge that breaks is an error of Plumbline, never of the framework."""
-    begin = time.monotonic()
-    try:
-        verdict = check.judge(material)
-    except Exception as error:  # an error verdict keeps the other checks' answers
-        sentence = f"Plumbline's judge broke ({type(error).__name__}: {error}); report this with the JSON output"
-        verdict = Verdict(check.name, Status.ERROR, sentence)
-    return replace(verdict, elapsed_s=time.monotonic() - begin)
+def order_verdicts(plan: Plan, judged: Mapping[str, Verdict]) -> Iterator[Verdict]:
+    """The verdicts in reading order: judged ones, those that a cancellation left out, skipped ones."""
+    for check in plan.judged:
+        cancelled = Verdict(
+            check.name, Status.INCONCLUSIVE, "the validation was cancelled before this check was judged"
+        )
+        yield judged.get(check.name, cancelled)
+    for check, reason in plan.skipped:
+        yield skipped(check.name, reason)
 
 
-def _trace(session: Session, chosen: Adapter, spec: RunSpec, material: Material) -> Material:
-    """Run the first captured step again with every module's input and output, and find the first wrong module."""
-    reference = material.first_reference()
-    if reference is None or not forward_differs(reference, precision=spec.precision):
-        return material
-    if estimate_trace_bytes(spec.model, reference.micro_batches) <= TRACE_BYTES:
-        return _record_and_locate(session, chosen, spec, material, "second-pass", ALL_MODULES)
-    material = _record_and_locate(session, chosen, spec, material, "second-pass", LAYERS)
-    first = material.divergence.first if material.divergence else None
-    if first is None:
-        return material
-    parts = rf"{re.escape(first.module)}(\..+)?"
-    return _record_and_locate(session, chosen, spec, material, "third-pass", parts)
+def _trace(
+    session: Session, chosen: Adapter, spec: RunSpec, material: Material, judged: Mapping[str, Verdict]
+) -> tuple[bool, Material]:
+    """Run the failing step again, as often as it takes to find the first wrong module; whether it ran at all."""
+    done: list[str] = []
+    while (wanted := next_pass(judged, material, done=done)) is not None:
+        material = _record_and_locate(session, chosen, spec, material, wanted)
+        done.append(wanted.label)
+    return bool(done), material
 
 
 def _record_and_locate(
-    session: Session, chosen: Adapter, spec: RunSpec, material: Material, label: str, modules: str
+    session: Session, chosen: Adapter, spec: RunSpec, material: Material, wanted: TracePass
 ) -> Material:
     """One more run of the failing step, recording what modules receive and give, and the first wrong one of them."""
-    step = min(material.references)
-    with session.phase(label.replace("-", " "), "the failing step again, recording what its modules receive", 0.95):
+    step = wanted.step
+    detail = "the failing step again, recording what its modules receive"
+    with session.phase(wanted.label.replace("-", " "), detail, 0.95):
         outcome = run_recorded(
-            session, chosen, replace(spec, steps=step), label, steps=(step,), full=False, modules=modules
+            session,
+            chosen,
+            replace(spec, steps=step),
+            wanted.label,
+            steps=(step,),
+            full=False,
+            modules=wanted.modules,
         )
     if outcome.capture is None or step not in outcome.capture.steps:
         return material

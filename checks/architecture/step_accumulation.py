@@ -67,7 +67,13 @@ def _compare(split: Capture, merged: Capture, reference: Reference, spec: RunSpe
     scale = judge_scale(differences, variants, epsilon=reference.epsilon, multiple=2.0 * multiple)
     limits = limits_by_kind(judgements, scale)
     micro_batches = (len(split.micro_batches(step)), len(merged.micro_batches(step)))
-    evidence = {"micro_batches": micro_batches, "scale": scale.scale, "only_in_one": lost}
+    evidence = {
+        "micro_batches": micro_batches,
+        "scale": scale.scale,
+        "only_in_one": lost,
+        "cosines": {j.name: j.difference.cosine for j in judgements},
+        "scales": {j.name: j.difference.scale for j in judgements},
+    }
     measurements = (
         Measurement("pooled scale", abs(scale.scale - 1.0), scale.threshold, scale.holds, scale.floor, scale.limit),
         *(

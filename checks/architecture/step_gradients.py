@@ -10,6 +10,7 @@ Cost: one float64 step and the noise variants; about 32 bytes a parameter.
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from checks.architecture.step_loss import forward_differs, read_positions, read_targets, token_errors
@@ -34,6 +35,9 @@ from checks.tolerance import (
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "step.gradients"
+
+SHOWN_BLOCKS = 16
+"""Blocks of a tensor that a verdict keeps, the worst: a vocabulary has a hundred thousand rows."""
 
 
 def judge(material: Material) -> Verdict:
@@ -107,6 +111,8 @@ def _decide(
         "scale_range": [low, high],
         "cosines": {j.name: j.difference.cosine for j in judgements},
         "scales": {j.name: j.difference.scale for j in judgements},
+        "ratios": {j.name: j.ratio for j in judgements},
+        "blocks": {j.name: found for j in judgements if (found := _blocks(j, reference, multiple))},
         "reference": reference.source.name,
         "variants": [variant.name for variant in reference.variants],
         "lifted_casts": list(reference.lifted_casts),
@@ -233,11 +239,33 @@ def _measurement(judgement: TensorJudgement) -> Measurement:
     )
 
 
+def _blocks(judgement: TensorJudgement, reference: Reference, multiple: float) -> dict[str, object] | None:
+    """The worst blocks of one tensor: index, ‖·‖ difference, reference norm, floor and threshold, by index."""
+    errors, norms = judgement.difference.block_errors, judgement.difference.block_norms
+    if not errors.numel():
+        return None
+    floors = judgement.floor.blocks
+    ratios = errors / (multiple * floors).clamp(min=math.ulp(0.0))
+    worst = sorted(ratios.argsort(descending=True)[:SHOWN_BLOCKS].tolist())
+    return {
+        "kind": reference.gradients[judgement.name].blocks.kind,
+        "count": errors.numel(),
+        "worst": [[k, float(errors[k]), float(norms[k]), float(floors[k]), multiple * float(floors[k])] for k in worst],
+    }
+
+
 def _modules(material: Material) -> list[dict[str, object]]:
     if material.divergence is None:
         return []
     return [
-        {"module": m.module, "class": m.class_name, "error": m.error, "threshold": m.threshold, "holds": m.holds}
+        {
+            "module": m.module,
+            "class": m.class_name,
+            "error": m.error,
+            "floor": m.floor,
+            "threshold": m.threshold,
+            "holds": m.holds,
+        }
         for m in material.divergence.modules
     ]
 

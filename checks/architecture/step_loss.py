@@ -42,7 +42,11 @@ def judge(material: Material) -> Verdict:
             (share,),
             pattern=misplaced.pattern,
             first_wrong=misplaced.where,
-            evidence={"wrong": wrong, "counted": counted},
+            evidence={
+                "wrong": wrong,
+                "counted": counted,
+                "tokens": [_token_rows(m) for m in material.batches[step]],
+            },
         )
     masked = _read_mask(material.batches[step])
     if masked is not None:
@@ -78,7 +82,12 @@ def _read_mask(batches: tuple[MicroBatch, ...]) -> Verdict | None:
         (Measurement("positions counted otherwise than asked", float(wrong), 0.0, False, unit="count"),),
         pattern=Pattern.LOSS_MASK,
         first_wrong="labels",
-        evidence={"counted": counted, "asked": asked, "wrong": wrong},
+        evidence={
+            "counted": counted,
+            "asked": asked,
+            "wrong": wrong,
+            "tokens": [_token_rows(micro) for micro in batches],
+        },
     )
 
 
@@ -244,13 +253,15 @@ def read_positions(reference: Reference, errors: list[torch.Tensor], threshold: 
     return Signature(f"token losses differ from the start ({numbers})", Pattern.MODEL_DEFINITION)
 
 
-def _token_rows(micro: MicroBatch, losses: torch.Tensor) -> dict[str, object]:
+def _token_rows(micro: MicroBatch, losses: torch.Tensor | None = None) -> dict[str, object]:
+    """One micro-batch for a reader, (B, S) each; `losses`: the reference's, None where it was not asked."""
     seen = micro.token_losses_seen
     return {
         "input_ids": micro.input_ids.tolist(),
         "counted": micro.counted.tolist(),
+        "asked": None if micro.asked is None else micro.asked.tolist(),
         "documents": [[d.row, d.start, d.stop] for d in micro.documents],
-        "reference": losses.tolist(),
+        "reference": None if losses is None else losses.tolist(),
         "framework": None if seen is None else seen.tolist(),
     }
 

@@ -90,6 +90,7 @@ def _judge_step(material: Material, capture: Capture, step: int) -> Verdict:
     evidence = {
         "step": step,
         "scales": {name: update.scale for name, update in updates.items()},
+        "cosines": {name: update.cosine for name, update in updates.items()},
         "settings": [str(m) for m in mismatches],
         "learning_rate": _asked_rate(material, step),
         "clip_factor": expected_clip_factor(spec, capture, step),

@@ -61,6 +61,14 @@ class ParameterUpdate:
         square = float(self.expected.square().sum())
         return float(self.change @ self.expected) / square if square else 1.0
 
+    @property
+    def cosine(self) -> float:
+        """Direction of the recorded change against the definition's; 1 where both are zero, 0 where one is."""
+        norms = float(self.change.norm()) * self.norm
+        if norms == 0.0:
+            return 1.0 if float(self.change.norm()) == self.norm else 0.0
+        return max(-1.0, min(1.0, float(self.change @ self.expected) / norms))
+
 
 def expected_clip_factor(spec: RunSpec, capture: Capture, step: int) -> float:
     """min(1, max_norm / (‖g‖ + 1e-6)) from the recorded gradients' exact norms; 1 where no clipping was asked."""

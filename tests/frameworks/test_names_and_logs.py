@@ -51,7 +51,7 @@ def test_a_log_gives_a_record_a_step_and_leaves_the_summary_out(tmp_path: Path) 
         {"step": 2, "train_loss": 9.0, "train_runtime": 1.0},
     ]
     first, second = transformers_logs.read_log(write(tmp_path, {"log_history": history}))
-    assert first == LogRecord(1, 2.5, 1.5, 1e-3)
+    assert first == LogRecord(1, 2.5, 1.5, 1e-3, seconds=0.5)
     assert (second.step, second.grad_norm, second.learning_rate) == (2, math.inf, None)
     assert math.isnan(second.loss or 0.0)
     assert trl_logs.read_log is transformers_logs.read_log

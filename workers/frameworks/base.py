@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from checks.spec import RunSpec
+from workers.frameworks.logs import LogRecord
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,6 @@ class Adapter(Protocol):
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
         """Check `spec`, write the framework's configuration and data into `scratch`, and return the command."""
+
+    def read_log(self, output: Path, log: Path) -> tuple[LogRecord, ...]:
+        """What the framework logged a step: from the files in `output`, else from what it printed into `log`."""

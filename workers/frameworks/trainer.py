@@ -12,6 +12,8 @@ from typing import Any
 from checks.samples import Sample
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
+from workers.frameworks.logs import LogRecord
+from workers.frameworks.transformers.logs import STATE_FILE, parse_log, read_log
 
 LORA_PARAMETERS = r"\.lora_[AB]\."
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -137,3 +139,10 @@ def _write_whole(path: Path, content: str) -> None:
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     aside.write_text(content, encoding="utf-8")
     aside.replace(path)
+
+
+def read_run_log(output: Path, log: Path) -> tuple[LogRecord, ...]:
+    """The exact log of a Trainer that ended; else what it printed before it did not."""
+    if (output / STATE_FILE).is_file():
+        return read_log(output)
+    return parse_log(log.read_text(encoding="utf-8", errors="replace"))

@@ -39,7 +39,7 @@ def build_document(result: ValidationResult) -> dict[str, Any]:
         "phases": to_plain(result.phases),
         "total_s": to_plain(sum(phase.seconds for phase in result.phases)),
         "runs": [_describe_run(run) for run in result.runs],
-        "verdicts": [_describe_verdict(verdict) for verdict in result.verdicts],
+        "verdicts": [describe_verdict(verdict) for verdict in result.verdicts],
         "warnings": list(result.warnings),
     }
 
@@ -52,7 +52,8 @@ def _describe_run(run: FrameworkRun) -> dict[str, Any]:
     return described
 
 
-def _describe_verdict(verdict: Verdict) -> dict[str, Any]:
+def describe_verdict(verdict: Verdict) -> dict[str, Any]:
+    """One verdict as docs/json.md describes it."""
     described: dict[str, Any] = to_plain(verdict)
     described["detection_limit"] = to_plain(verdict.detection_limit)
     return described

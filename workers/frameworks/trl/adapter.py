@@ -9,8 +9,9 @@ from checks.errors import BadRequest
 from checks.samples import read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
+from workers.frameworks.logs import LogRecord
 from workers.frameworks.requests import check_request
-from workers.frameworks.trainer import build_config, write_run
+from workers.frameworks.trainer import build_config, read_run_log, write_run
 
 DRIVER = Path(__file__).with_name("train.py")
 PACKING_STRATEGY = "bfd"
@@ -36,6 +37,10 @@ class TrlAdapter:
         config = build_config(spec, scratch=scratch)
         config["arguments"] |= _build_sft_arguments(spec, form=samples[0].form)
         return write_run(config, samples, driver=DRIVER, scratch=scratch, spec=spec)
+
+    def read_log(self, output: Path, log: Path) -> tuple[LogRecord, ...]:
+        """The Trainer's log."""
+        return read_run_log(output, log)
 
 
 def _build_sft_arguments(spec: RunSpec, *, form: str) -> dict[str, Any]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from workers.frameworks.transformers.logs import STATE_FILE, read_log
+from workers.frameworks.transformers.logs import STATE_FILE, parse_log, read_log
 
-__all__ = ["STATE_FILE", "read_log"]
+__all__ = ["STATE_FILE", "parse_log", "read_log"]

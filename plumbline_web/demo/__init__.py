@@ -1,0 +1,1 @@
+"""`plumbline demo`: two validations, from an empty directory to their tables."""

@@ -1,0 +1,1 @@
+"""`plumbline up` and its kin: PostgreSQL, Redis, web server, workers and beat as children of one process."""

@@ -1,0 +1,61 @@
+"""`plumbline health`: whether a service of this machine does its work, for a container's health check."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+
+from plumbline_web.up.command import parse_port
+from workers.cli import Subcommands
+from workers.queues import CONTROL
+
+ANSWER_S = 3.0
+
+UNHEALTHY = 1
+
+
+def add_health(commands: Subcommands) -> None:
+    """Add `health`."""
+    parser = commands.add_parser("health", help="say whether a service of this machine answers: exit code 0 or 1")
+    parser.add_argument("service", choices=tuple(_CHECKS))
+    parser.add_argument("--port", type=parse_port, default=8000, help="of the dashboard (default: 8000)")
+    parser.set_defaults(run=run_health)
+
+
+def run_health(options: argparse.Namespace) -> int:
+    """0 where it does, else 1 and a sentence."""
+    trouble = _CHECKS[options.service](options)
+    if trouble is not None:
+        print(f"plumbline health: {options.service}: {trouble}.", file=sys.stderr)
+        return UNHEALTHY
+    return 0
+
+
+def _check_web(options: argparse.Namespace) -> str | None:
+    from plumbline_web.up.programs import answers
+
+    return None if answers("127.0.0.1", options.port) else f"nothing answers on port {options.port}"
+
+
+def _check_workers(options: argparse.Namespace) -> str | None:
+    names = _list_nodes()
+    if CONTROL not in names:
+        return "the worker of this machine's own queue does not answer"
+    return None if names - {CONTROL, "beat"} else "no worker of framework runs answers"
+
+
+def _check_beat(options: argparse.Namespace) -> str | None:
+    return None if "beat" in _list_nodes() else "it does not answer"
+
+
+def _list_nodes() -> set[str]:
+    """Names of this machine's workers that answer over the broker, without the machine's."""
+    from plumbline_web.celery import app
+
+    host = socket.gethostname()
+    replies = app.control.ping(pattern=f"*@{host}", matcher="glob", timeout=ANSWER_S) or []
+    return {name.removesuffix(f"@{host}") for reply in replies for name in reply if name.endswith(f"@{host}")}
+
+
+_CHECKS = {"web": _check_web, "workers": _check_workers, "beat": _check_beat}

@@ -1,0 +1,13 @@
+"""Every address of the site."""
+
+from __future__ import annotations
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("", include("plumbline_web.accounts.urls")),
+    path("", include("plumbline_web.validations.urls")),
+    path("", include("plumbline_web.validations.stepdiff.urls")),
+    path("", include("plumbline_web.curves.urls")),
+    path("api/v1/", include("plumbline_web.api.urls")),
+]

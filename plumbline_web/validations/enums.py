@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from django.db import models
+
+
+class State(models.TextChoices):
+    """A validation's life; `validations/states.py` has the moves."""
+
+    QUEUED = "queued", "queued"
+    RUNNING = "running", "running"
+    DONE = "done", "done"
+    FAILED = "failed", "failed"
+    """Plumbline broke before there were verdicts"""
+    CANCELLED = "cancelled", "cancelled"
+
+
+OPEN = (State.QUEUED, State.RUNNING)
+
+
+class Status(models.TextChoices):
+    """A verdict; the values are those of `checks.verdict.Status`."""
+
+    PASS = "pass", "pass"
+    FAIL = "fail", "fail"
+    INCONCLUSIVE = "inconclusive", "inconclusive"
+    ERROR = "error", "error"
+    SKIPPED = "skipped", "skipped"
+
+
+class Pattern(models.TextChoices):
+    """The seven failure patterns; the values are those of `checks.verdict.Pattern`."""
+
+    LOSS_MASK = "loss-mask", "loss mask, labels, samples"
+    OBJECTIVE_SCALE = "objective-scale", "objective and update scale"
+    PARALLELISM = "parallelism", "parallelism"
+    SEQUENCE_LENGTH = "sequence-length", "sequence length and packing"
+    MODEL_DEFINITION = "model-definition", "model definition and configuration"
+    STATE_TRANSFER = "state-transfer", "weight and state transfer"
+    PRECISION = "precision", "precision and kernels"
+
+
+class RunState(models.TextChoices):
+    """A framework run's life; `ended` says nothing about how, `ending` does."""
+
+    QUEUED = "queued", "queued"
+    RUNNING = "running", "running"
+    ENDED = "ended", "ended"
+    CANCELLED = "cancelled", "cancelled"
+    FAILED = "failed", "failed"
+    """Plumbline broke: the framework was not started, or what it left could not be stored"""
+
+
+class RunRole(models.TextChoices):
+    """What a run is to a validation: the values of `checks.check.Role`, and the passes that locate a fault."""
+
+    RUN = "run", "run"
+    MERGED = "merged", "run on merged rows"
+    SECOND_PASS = "second-pass", "second pass, modules recorded"
+    THIRD_PASS = "third-pass", "third pass, parts of one layer recorded"
+
+
+class FindingState(models.TextChoices):
+    OPEN = "open", "needs a person"
+    DECIDED = "decided", "decided"
+    GONE = "gone", "gone after a re-judgement"

@@ -1,0 +1,213 @@
+"""The one filter of validations: the page, the API and the exports narrow the list by it.
+
+`ValidationFilter(data, queryset=…)`: `data` is a QueryDict or a dict of texts; `.is_valid()`, `.errors` (field →
+sentences) and `.qs`. Whoever shows `.qs` without asking `.is_valid()` gets nothing for a filter that is wrong, never
+the unfiltered list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import django_filters
+from django import forms
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Coalesce, Now
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+
+from checks.registry import CHECKS
+from plumbline_web.accounts.models import User
+from plumbline_web.catalog.models import Framework, Profile, TrainedModel
+from plumbline_web.jobs.enums import Queue
+from plumbline_web.validations.enums import OPEN, Pattern, State, Status
+from plumbline_web.validations.models import CheckResult, Validation
+
+LONGEST_TEXT = 200
+NUMBER = re.compile(r"(?:V-)?(\d{1,18})", re.IGNORECASE)
+
+SORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "newest": ("newest first", ("-created_at", "-id")),
+    "oldest": ("oldest first", ("created_at", "id")),
+    "slowest": ("longest first", ("-duration", "-id")),
+    "fastest": ("shortest first", ("duration", "id")),
+    "worst": ("most failures first", ("-failed", "-created_at", "-id")),
+}
+DEFAULT_SORT = "newest"
+
+DURATION_NAMES = ("slowest", "fastest")
+"""Sorts that need the duration, which no row stores."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What someone gave as a time: a moment, or a whole day from `at` on."""
+
+    at: datetime
+    is_day: bool
+
+    @property
+    def end(self) -> datetime:
+        """The first moment that is later than what was meant."""
+        return self.at + (timedelta(days=1) if self.is_day else timedelta(microseconds=1))
+
+
+class MomentField(forms.CharField):
+    """A date, or a date with time, in UTC where it names no zone."""
+
+    def clean(self, value: Any) -> Any:
+        text = super().clean(value)
+        if not text:
+            return None
+        try:
+            moment = parse_datetime(text)
+            date = None if moment else parse_date(text)
+        except ValueError:  # well formed, and no day of any calendar
+            moment = date = None
+        if moment is not None:
+            return Moment(moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC), is_day=False)
+        if date is not None:
+            return Moment(datetime(date.year, date.month, date.day, tzinfo=UTC), is_day=True)
+        raise forms.ValidationError(f"{text[:40]!r} is no date; write it as 2026-11-29 or 2026-11-29T17:00")
+
+
+class MomentFilter(django_filters.Filter):
+    field_class = MomentField
+
+
+def _names(queryset: QuerySet[Any], field: str) -> list[tuple[str, str]]:
+    """Distinct values of a small table's column as choices."""
+    return [(value, value) for value in queryset.order_by(field).values_list(field, flat=True).distinct()]
+
+
+def _framework_choices() -> list[tuple[str, str]]:
+    return _names(Framework.objects.all(), "name")
+
+
+def _model_choices() -> list[tuple[str, str]]:
+    return _names(TrainedModel.objects.all(), "name")
+
+
+def _who_choices() -> list[tuple[str, str]]:
+    return _names(User.objects.filter(Exists(Validation.objects.filter(owner=OuterRef("pk")))), "username")
+
+
+def _profile_choices() -> list[tuple[str, str]]:
+    profiles = [
+        (f"{profile.name}@{profile.version}", str(profile)) for profile in Profile.objects.order_by("name", "-version")
+    ]
+    return [*profiles, ("none", "no profile")]
+
+
+def _choice(choices: Any, *, method: str | None = None, label: str, **kwargs: Any) -> django_filters.ChoiceFilter:
+    return django_filters.ChoiceFilter(choices=choices, method=method, label=label, empty_label="any", **kwargs)
+
+
+class ValidationFilter(django_filters.FilterSet):
+    """Facets combine with and; `status` speaks of `check` where both are given, of any check else."""
+
+    text = django_filters.CharFilter(method="filter_text", label="Search", max_length=LONGEST_TEXT)
+    framework = _choice(_framework_choices, label="Framework", field_name="framework__name")
+    model = _choice(_model_choices, label="Model", field_name="model__name")
+    verdict = _choice(Status.choices, label="Verdict")
+    state = _choice([*State.choices, ("open", "queued or running")], label="State", method="filter_state")
+    check = _choice([(name, name) for name in CHECKS], label="Check", method="filter_check")
+    status = _choice(Status.choices, label="Check's status", method="filter_check")
+    pattern = _choice(Pattern.choices, label="Pattern", method="filter_pattern")
+    profile = _choice(_profile_choices, label="Profile", method="filter_profile")
+    who = _choice(_who_choices, label="Who", field_name="owner__username")
+    queue = _choice(Queue.choices, label="Queue")
+    since = MomentFilter(label="Since", method="filter_since")
+    until = MomentFilter(label="Until", method="filter_until")
+    sort = _choice([(name, title) for name, (title, _) in SORTS.items()], label="Sort", method="filter_nothing")
+
+    class Meta:
+        model = Validation
+        fields: ClassVar[list[str]] = []
+
+    @property
+    def qs(self) -> QuerySet[Validation]:
+        if not hasattr(self, "_qs"):
+            queryset = self.queryset.all()
+            if self.is_bound:
+                queryset = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
+            self._qs = order(queryset, self.sort_name)
+        return self._qs
+
+    @property
+    def sort_name(self) -> str:
+        name: str = (self.form.cleaned_data.get("sort") if self.is_bound and self.is_valid() else "") or DEFAULT_SORT
+        return name
+
+    def active(self) -> tuple[str, ...]:
+        """Names of the facets that narrow the list."""
+        if not self.is_bound or not self.is_valid():
+            return ()
+        return tuple(name for name, value in self.form.cleaned_data.items() if value and name != "sort")
+
+    def filter_nothing(self, queryset: QuerySet[Validation], _name: str, _value: str) -> QuerySet[Validation]:
+        return queryset
+
+    def filter_state(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
+        return queryset.filter(state__in=OPEN) if value == "open" else queryset.filter(state=value)
+
+    def filter_check(self, queryset: QuerySet[Validation], name: str, value: str) -> QuerySet[Validation]:
+        """One condition for `check` and `status` together: a validation in which *that* check ended *so*."""
+        given = self.form.cleaned_data
+        if name == "status" and given.get("check"):
+            return queryset  # was narrowed by `check`
+        column = {"check": "check_name", "status": "status"}[name]
+        conditions = {column: value, "superseded_at__isnull": True}
+        if name == "check" and given.get("status"):
+            conditions["status"] = given["status"]
+        return queryset.filter(Exists(CheckResult.objects.filter(validation=OuterRef("pk"), **conditions)))
+
+    def filter_pattern(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
+        results = CheckResult.objects.filter(validation=OuterRef("pk"), pattern=value, superseded_at__isnull=True)
+        return queryset.filter(Exists(results))
+
+    def filter_profile(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
+        if value == "none":
+            return queryset.filter(profile__isnull=True)
+        name, _, version = value.rpartition("@")
+        return queryset.filter(profile__name=name, profile__version=int(version))
+
+    def filter_since(self, queryset: QuerySet[Validation], _name: str, value: Moment) -> QuerySet[Validation]:
+        return queryset.filter(created_at__gte=value.at)
+
+    def filter_until(self, queryset: QuerySet[Validation], _name: str, value: Moment) -> QuerySet[Validation]:
+        """A day is included to its end."""
+        return queryset.filter(created_at__lt=value.end)
+
+    def filter_text(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
+        """A number finds its validation; words find framework, model, data, person, or fault: every word somewhere."""
+        number = NUMBER.fullmatch(value.strip())
+        if number:
+            return queryset.filter(pk=int(number[1]))
+        for word in value.split():
+            queryset = queryset.filter(_mentions(word))
+        return queryset
+
+
+def _mentions(word: str) -> Q:
+    """Small tables are searched first, so that the large one is narrowed by indexed columns."""
+    return (
+        Q(framework__in=Framework.objects.filter(Q(name__icontains=word) | Q(title__icontains=word)))
+        | Q(model__in=TrainedModel.objects.filter(Q(name__icontains=word) | Q(family__icontains=word)))
+        | Q(owner__in=User.objects.filter(username__icontains=word))
+        | Q(data__icontains=word)
+        | Q(inject__icontains=word)
+    )
+
+
+def order(queryset: QuerySet[Validation], name: str) -> QuerySet[Validation]:
+    """The list in one of SORTS; by number where the first key is equal, so that pages do not overlap."""
+    if name in DURATION_NAMES:
+        # one that runs is as long as it has lasted; one that waits has not begun
+        elapsed = Coalesce(F("ended_at"), Now()) - Coalesce(F("started_at"), F("ended_at"), Now())
+        queryset = queryset.annotate(duration=elapsed)
+    return queryset.order_by(*SORTS[name][1])

@@ -1,0 +1,233 @@
+"""From a submission to what it takes: the run spec, the framework runs, and which of them are stored already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from checks.errors import BadRequest
+from checks.models import resolve_model
+from checks.references.budget import count_parameters
+from checks.spec import RunSpec
+from plumbline_web.accounts.models import User
+from plumbline_web.catalog.installed import get_environment, get_framework, get_model
+from plumbline_web.catalog.models import Environment, Framework, TrainedModel
+from plumbline_web.jobs.enums import JobState, Kind
+from plumbline_web.jobs.models import Job
+from plumbline_web.validations.enums import RunRole, RunState
+from plumbline_web.validations.models import FrameworkRun
+from plumbline_web.validations.submission import FIELDS, InvalidSubmission, Submission, check_roots
+from workers.execution import TITLES
+from workers.planner import Plan, PlannedRun, make_plan
+from workers.report.as_json import to_plain
+from workers.validate import build_spec
+
+RECENT_JOBS = 20
+"""How many earlier jobs the expected time is the median of."""
+
+PROCESS_BYTES = 1_200_000_000
+"""Resident size of a framework's process before it holds a model: interpreter, torch and transformers, measured at
+0.9–1.1 GB on CPU.
+"""
+
+TRAINING_BYTES = 16
+"""A parameter in float32 with its gradient and AdamW's two moments."""
+
+REFERENCE_BYTES = 32
+"""As checks.references.budget: float64 weight, gradient, copy, and one own-precision model."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A submission checked against this installation, with everything that it takes."""
+
+    submission: Submission
+    spec: RunSpec
+    plan: Plan
+    framework: Framework
+    environment: Environment
+    model: TrainedModel
+    data_digest: str
+
+
+@dataclass(frozen=True)
+class PreviewRun:
+    """One framework run of a preview."""
+
+    role: str
+    title: str
+    steps: tuple[int, ...]
+    rows: int
+    """that it trains on"""
+    checks: tuple[str, ...]
+    reused: bool
+    """an equal capture is stored, or under way"""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a submission would take."""
+
+    runs: tuple[PreviewRun, ...]
+    skipped: tuple[tuple[str, str], ...]
+    """check, reason"""
+    memory_bytes: int
+    """of the largest process"""
+    expected_s: float | None
+    """from earlier runs of the framework; None where there are none"""
+
+
+def resolve(submission: Submission) -> Resolved:
+    """Check a submission in full.
+
+    Raises:
+        InvalidSubmission: naming every field that is known to be wrong.
+    """
+    check_roots(submission)
+    try:
+        spec, checks, _ = build_spec(submission.to_request())
+        model = get_model(submission.model, resolve_model(submission.model))
+        data_digest = digest_data(spec.data)
+    except BadRequest as error:
+        raise InvalidSubmission({_name_field(error.field): f"{error.found}; {error.remedy}"}) from error
+    framework = get_framework(submission.framework)
+    return Resolved(
+        submission=submission,
+        spec=spec,
+        plan=make_plan(spec, checks),
+        framework=framework,
+        environment=get_environment(framework),
+        model=model,
+        data_digest=data_digest,
+    )
+
+
+def _name_field(field: str) -> str:
+    """A run setting is a field of its own in the command line, and lies under `settings` here."""
+    return field if field in FIELDS else f"settings.{field}"
+
+
+def preview(submission: Submission, *, user: User) -> Preview:
+    """What a submission would take if it were submitted now. Raises InvalidSubmission."""
+    resolved = resolve(submission)
+    needs = [
+        (planned, find_stored(need_of(resolved, planned), fresh=submission.fresh)) for planned in resolved.plan.runs
+    ]
+    runs = tuple(
+        PreviewRun(
+            role=planned.role.value,
+            title=TITLES[planned.role],
+            steps=planned.captured_steps,
+            rows=planned.spec.batch * planned.spec.accumulation * planned.spec.steps,
+            checks=planned.checks,
+            reused=stored is not None,
+        )
+        for planned, stored in needs
+    )
+    parameters = count_parameters(resolved.spec.model)
+    return Preview(
+        runs=runs,
+        skipped=tuple((check.name, reason) for check, reason in resolved.plan.skipped),
+        memory_bytes=PROCESS_BYTES + parameters * max(TRAINING_BYTES, REFERENCE_BYTES),
+        expected_s=_expect_whole(resolved, sum(not run.reused for run in runs)),
+    )
+
+
+def _expect_whole(resolved: Resolved, new_runs: int) -> float | None:
+    times = [expected_seconds(kind, resolved.framework, resolved.model) for kind in Kind]
+    capture, reference, judge = times
+    if judge is None or (new_runs and capture is None):
+        return None
+    return (capture or 0.0) * new_runs + (reference or 0.0) * bool(new_runs) + judge
+
+
+def expected_seconds(kind: Kind, framework: Framework, model: TrainedModel) -> float | None:
+    """The median duration of the latest jobs of a kind for a framework and a family; None where there were none."""
+    jobs = Job.objects.filter(kind=kind, state=JobState.DONE, ended_at__isnull=False)
+    if kind == Kind.JUDGE:
+        jobs = jobs.filter(validation__framework=framework, validation__model__family=model.family)
+    else:
+        jobs = jobs.filter(run__framework=framework, run__model__family=model.family)
+    times = jobs.order_by("-ended_at").values_list("started_at", "ended_at")[:RECENT_JOBS]
+    seconds = [(ended - started).total_seconds() for started, ended in times if started and ended]
+    return statistics.median(seconds) if seconds else None
+
+
+def need_of(resolved: Resolved, planned: PlannedRun) -> str:
+    return digest_need(
+        planned.spec,
+        environment=resolved.environment,
+        model=resolved.model,
+        data_digest=resolved.data_digest,
+        steps=planned.captured_steps,
+        modules="",
+        full=resolved.submission.full,
+    )
+
+
+def digest_need(
+    spec: RunSpec,
+    *,
+    environment: Environment,
+    model: TrainedModel,
+    data_digest: str,
+    steps: Sequence[int],
+    modules: str,
+    full: bool,
+) -> str:
+    """SHA-256 of everything that decides what a framework run records: equal needs are one run.
+
+    Paths are not among it, their contents are.
+    """
+    settings: Mapping[str, Any] = {k: v for k, v in to_plain(spec).items() if k not in ("model", "data")}
+    content = [environment.digest, model.revision, data_digest, settings, list(steps), modules, full]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def find_stored(need: str, *, fresh: bool) -> FrameworkRun | None:
+    """A run of the same need that is under way, or that ended well and whose capture is whole."""
+    under_way = FrameworkRun.objects.filter(need=need, state__in=[RunState.QUEUED, RunState.RUNNING]).first()
+    if under_way is not None:
+        return under_way
+    if fresh:
+        return None
+    stored = FrameworkRun.objects.filter(need=need, ending="completed", capture__isnull=False)
+    return stored.exclude(capture__files__artefact__missing_since__isnull=False).order_by("-ended_at").first()
+
+
+def digest_data(path: Path) -> str:
+    """SHA-256 over the names and contents of a data set's files; read again only when one changed."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        stat = file.stat()
+        digest.update(str(file.relative_to(path.parent)).encode())
+        digest.update(_digest_file(file, stat.st_size, stat.st_mtime_ns).encode())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _digest_file(file: Path, _size: int, _modified_ns: int) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """The plan as it is stored and shown."""
+    return {
+        "runs": [
+            {"role": run.role.value, "steps": list(run.captured_steps), "checks": list(run.checks)} for run in plan.runs
+        ],
+        "judged": [check.name for check in plan.judged],
+        "skipped": [{"check": check.name, "reason": reason} for check, reason in plan.skipped],
+        "needs_reference": plan.needs_reference,
+    }
+
+
+ROLE_ORDER = tuple(RunRole)

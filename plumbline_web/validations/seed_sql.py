@@ -1,0 +1,109 @@
+"""The statements of `seed`, in order; `seeded` holds the drawn validations, each with the number of its fault or -1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+STATEMENTS: Mapping[str, str] = {
+    "validations": """
+        INSERT INTO validations_validation (
+            id, owner_id, framework_id, environment_id, model_id, profile_id, data, settings, inject, "full", fresh,
+            time_limit_s, queue, spec, plan, state, phase, fraction, error, warnings, created_at, started_at, ended_at,
+            idempotency_key, version, verdict, passed, failed, inconclusive, errors, skipped)
+        SELECT id, owner_id, framework_id, environment_id, model_id, profile_id, data, settings, inject, "full", fresh,
+            time_limit_s, queue, spec, plan, state, phase, fraction, error, warnings, created_at, started_at, ended_at,
+            idempotency_key, version, verdict, passed, failed, inconclusive, errors, skipped
+        FROM seeded
+    """,
+    "runs": """
+        INSERT INTO validations_frameworkrun (
+            need, framework_id, environment_id, model_id, spec, steps, modules, "full", time_limit_s, state, created_at,
+            started_at, ended_at, ending, exit_code, elapsed_s, peak_memory_bytes, last_error, last_output, unreadable,
+            device)
+        SELECT 'seed-' || id, framework_id, environment_id, model_id, spec, '{1,3}', '', false, time_limit_s,
+            CASE state WHEN 'done' THEN 'ended' ELSE state END, created_at, started_at, ended_at,
+            CASE state WHEN 'done' THEN 'completed' ELSE '' END, CASE state WHEN 'done' THEN 0 END,
+            extract(epoch FROM ended_at - started_at), 513216512, '', '', '', 'CPU'
+        FROM seeded
+    """,
+    "links": """
+        INSERT INTO validations_validationrun (validation_id, run_id, role, reused)
+        SELECT seeded.id, run.id, 'run', false
+        FROM seeded JOIN validations_frameworkrun run ON run.need = 'seed-' || seeded.id
+    """,
+    # An inconclusive or broken validation has its one odd verdict at step.update.
+    "results": """
+        INSERT INTO validations_checkresult (
+            validation_id, framework_id, environment_id, model_id, profile_id, check_name, position, status, sentence,
+            pattern, first_wrong, value, threshold, detection_limit, elapsed_s, document, plumbline, judged_at)
+        SELECT id, framework_id, environment_id, model_id, profile_id, name, position, status, said, pattern,
+            first_wrong, value, 1e-6, 3.5e-4, 0.01,
+            jsonb_build_object(
+                'check', name, 'status', status, 'sentence', said, 'pattern', nullif(pattern, ''),
+                'first_wrong', nullif(first_wrong, ''), 'detection_limit', 3.5e-4,
+                'detection_limits', jsonb_build_object('lm_head', 3.5e-4), 'shared_code', '[]'::jsonb,
+                'evidence', '{}'::jsonb, 'elapsed_s', 0.01,
+                'measurements', jsonb_build_array(jsonb_build_object(
+                    'name', 'pooled scale', 'value', value, 'threshold', 1e-6, 'holds', status <> 'fail',
+                    'floor', 1e-7, 'limit', 1.1e-6, 'block', null, 'unit', 'relative error'))),
+            '0.1.0', ended_at
+        FROM (
+            SELECT seeded.*, checks.name, checks.position, coalesce(faults.pattern, '') AS pattern,
+                coalesce(faults.first_wrong, '') AS first_wrong, verdicts.status,
+                CASE verdicts.status WHEN 'fail' THEN 3e-3 ELSE 2e-7 END AS value,
+                CASE verdicts.status
+                    WHEN 'fail' THEN faults.sentence
+                    WHEN 'skipped' THEN 'the run does not pack (packing=false)'
+                    WHEN 'inconclusive' THEN 'the learning rate is 0 at every captured step; set steps=4'
+                    WHEN 'error' THEN 'Plumbline''s judge broke; report this with the JSON output'
+                    ELSE checks.sentence
+                END AS said
+            FROM seeded
+            CROSS JOIN seeded_checks checks
+            LEFT JOIN seeded_faults faults ON faults.fault = seeded.fault AND faults.name = checks.name
+            CROSS JOIN LATERAL (
+                SELECT CASE
+                    WHEN faults.name IS NOT NULL THEN 'fail'
+                    WHEN checks.name = 'data.packing' AND NOT (seeded.spec ->> 'packing')::boolean THEN 'skipped'
+                    WHEN checks.name = 'step.update' AND seeded.verdict IN ('inconclusive', 'error') THEN seeded.verdict
+                    ELSE 'pass'
+                END AS status) verdicts
+            WHERE seeded.state = 'done'
+        ) judged
+    """,
+    # A team decides within a week or two; what is older was decided.
+    "findings": """
+        INSERT INTO validations_finding (validation_id, result_id, check_name, pattern, silent, state, created_at)
+        SELECT result.validation_id, result.id, result.check_name, result.pattern, result.check_name <> 'run.completes',
+            CASE WHEN seeded.ended_at > (SELECT max(ended_at) FROM seeded) - interval '10 days'
+                THEN 'open' ELSE 'decided' END,
+            result.judged_at
+        FROM seeded JOIN validations_checkresult result ON result.validation_id = seeded.id
+        WHERE result.status = 'fail'
+    """,
+    "events": """
+        INSERT INTO timeline_event (subject, subject_id, at, actor_id, text, data)
+        SELECT 'validation', id, created_at, owner_id, 'submitted', '{}'::jsonb FROM seeded
+        UNION ALL
+        SELECT 'validation', id, ended_at, NULL, 'ended: ' || verdict, '{}'::jsonb FROM seeded WHERE state = 'done'
+    """,
+    "cells": """
+        INSERT INTO validations_cell (
+            framework_id, environment_id, model_id, profile_id, latest_id, conclusive_id, last_good_id, first_bad_id,
+            count)
+        SELECT framework_id, environment_id, model_id, profile_id, latest, conclusive, good,
+            CASE WHEN conclusive <> good OR good IS NULL THEN bad END, count
+        FROM (
+            SELECT framework_id, environment_id, model_id, profile_id, max(id) AS latest,
+                max(id) FILTER (WHERE verdict IN ('pass', 'fail')) AS conclusive, max(last_good) AS good,
+                min(id) FILTER (WHERE verdict = 'fail' AND id > coalesce(last_good, 0)) AS bad, count(*) AS count
+            FROM (
+                SELECT seeded.*, max(id) FILTER (WHERE verdict = 'pass') OVER (
+                    PARTITION BY framework_id, environment_id, model_id, profile_id) AS last_good
+                FROM seeded WHERE state = 'done'
+            ) ended
+            GROUP BY framework_id, environment_id, model_id, profile_id
+        ) cells
+        ON CONFLICT DO NOTHING
+    """,
+}

@@ -1,0 +1,41 @@
+"""The Celery tasks: ids in, domain called."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from celery import shared_task
+from celery.signals import worker_shutting_down
+
+from plumbline_web.jobs.domain import RUN_JOB
+from plumbline_web.validations.sweeping import SWEEP, reap_job, sweep
+from plumbline_web.validations.work.heart import stop_file
+from plumbline_web.validations.work.perform import perform
+
+
+@shared_task(name=RUN_JOB)
+def run_job(job_id: int) -> None:
+    """Do one job, unless somebody does it already."""
+    perform(job_id, worker=f"{socket.gethostname()}:{os.getppid()}", host=socket.gethostname())
+
+
+@shared_task(name=SWEEP)
+def sweep_jobs() -> None:
+    """Find jobs whose worker died and jobs whose message was lost."""
+    sweep(host=socket.gethostname())
+
+
+@shared_task(name="plumbline.reap_job")
+def reap(job_id: int, token: int) -> None:
+    """End what a dead worker left on this machine, then put its job back."""
+    reap_job(job_id, token)
+
+
+@worker_shutting_down.connect
+def _tell_pool(**_: Any) -> None:
+    file: Path = stop_file(os.getpid())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()

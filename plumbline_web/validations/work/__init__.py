@@ -1,0 +1,1 @@
+"""What a worker does with a job, one module a kind; `perform` picks it."""

@@ -1,0 +1,81 @@
+"""The directory in which a job works, and how stored captures come into it and new ones out of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.conf import settings
+
+from checks.captures.capture import Capture as RecordedCapture
+from plumbline_web.artefacts.store import materialise, store_file
+from plumbline_web.jobs.domain import Lease
+from plumbline_web.validations.models import Capture, CaptureFile, FrameworkRun
+from workers.jobs.documents import StoredOutcome
+
+
+@contextmanager
+def scratch_directory(lease: Lease) -> Iterator[Path]:
+    """A directory of this lease alone; it goes with the work."""
+    directory = Path(settings.DATA) / "scratch" / lease.tag
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def reference_cache() -> Path:
+    """References that were computed on this machine; evicted at will, the store has them too."""
+    return Path(settings.DATA) / "references"
+
+
+def store_capture(directory: Path, recorded: RecordedCapture, *, run: FrameworkRun) -> Capture:
+    """Take a capture directory's files into the store."""
+    files = sorted(file for file in directory.iterdir() if file.is_file())
+    artefacts = [store_file(file) for file in files]
+    names = [(file.name, artefact.digest) for file, artefact in zip(files, artefacts, strict=True)]
+    capture = Capture.objects.create(
+        run=run,
+        digest=digest_files(names),
+        size=sum(artefact.size for artefact in artefacts),
+        framework=run.framework.name,
+        steps=list(recorded.steps),
+        tensors=count_tensors(directory / "manifest.json"),
+    )
+    CaptureFile.objects.bulk_create(
+        CaptureFile(capture=capture, name=file.name, artefact=artefact)
+        for file, artefact in zip(files, artefacts, strict=True)
+    )
+    return capture
+
+
+def digest_files(names: list[tuple[str, str]]) -> str:
+    """One digest of a directory: SHA-256 over its files' names and digests, in the order of the names."""
+    return hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
+
+
+def count_tensors(manifest: Path) -> int:
+    return len(json.loads(manifest.read_text()).get("tensors", ()))
+
+
+def lay_out(run: FrameworkRun, directory: Path) -> StoredOutcome:
+    """Put a run's capture under `directory` and say how the run ended. Raises MissingArtefact."""
+    capture = getattr(run, "capture", None)
+    if capture is not None:
+        for file in capture.files.select_related("artefact"):
+            materialise(file.artefact, directory / file.name)
+    return StoredOutcome(
+        ending=run.ending,
+        exit_code=run.exit_code,
+        seconds=run.elapsed_s or 0.0,
+        last_error=run.last_error or None,
+        last_output=run.last_output,
+        capture=str(directory) if capture is not None else None,
+        unreadable=run.unreadable or None,
+    )

@@ -1,0 +1,67 @@
+"""Judging what was recorded, and which further pass would trace a failure to its module."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from checks.architecture.step_loss import forward_differs
+from checks.check import Check
+from checks.material import Material
+from checks.references.budget import estimate_trace_bytes
+from checks.verdict import Status, Verdict
+
+LOCATED_BY = frozenset({"step.loss", "step.gradients", "data.packing"})
+"""Checks whose failure another pass, with every module's inputs, can trace to the first wrong module."""
+
+ALL_MODULES = ".+"
+LAYERS = r"model\.embed_tokens|model\.layers\.\d+|model\.norm|lm_head"
+TRACE_BYTES = 2_000_000_000
+"""Above it a second pass records layers only, and a third the parts of the first wrong one."""
+
+SECOND_PASS = "second-pass"
+THIRD_PASS = "third-pass"
+
+
+@dataclass(frozen=True)
+class TracePass:
+    """One more run up to the failing step, recording what the modules that match `modules` receive and give."""
+
+    label: str
+    step: int
+    modules: str
+
+
+def judge(checks: Sequence[Check], material: Material) -> dict[str, Verdict]:
+    """Judge each check; a judge that breaks is an error of Plumbline, never of the framework."""
+    return {check.name: _judge(check, material) for check in checks}
+
+
+def _judge(check: Check, material: Material) -> Verdict:
+    begin = time.monotonic()
+    try:
+        verdict = check.judge(material)
+    except Exception as error:  # an error verdict keeps the other checks' answers
+        sentence = f"Plumbline's judge broke ({type(error).__name__}: {error}); report this with the JSON output"
+        verdict = Verdict(check.name, Status.ERROR, sentence)
+    return replace(verdict, elapsed_s=time.monotonic() - begin)
+
+
+def next_pass(judged: Mapping[str, Verdict], material: Material, *, done: Sequence[str]) -> TracePass | None:
+    """The pass that a failing forward asks for after those that are `done`, None where there is nothing to find."""
+    reference = material.first_reference()
+    if reference is None or THIRD_PASS in done:
+        return None
+    small = estimate_trace_bytes(material.spec.model, reference.micro_batches) <= TRACE_BYTES
+    step = min(material.references)
+    if SECOND_PASS in done:
+        first = material.divergence.first if material.divergence else None
+        if small or first is None:
+            return None
+        return TracePass(THIRD_PASS, step, rf"{re.escape(first.module)}(\..+)?")
+    failing = any(judged[name].status is Status.FAIL for name in LOCATED_BY & set(judged))
+    if not failing or not forward_differs(reference, precision=material.spec.precision):
+        return None
+    return TracePass(SECOND_PASS, step, ALL_MODULES if small else LAYERS)

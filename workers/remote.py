@@ -1,0 +1,135 @@
+"""`plumbline validate` on a server: submit, follow, and report as if it had run here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checks.errors import BadRequest
+from checks.samples.reading import SAMPLE_FILES
+from workers.client import SERVER, TOKEN, Client, Progress, Refused, ServerError
+from workers.report import ProgressLine, make_console
+from workers.report.as_json import to_plain
+from workers.report.console import clean_text
+from workers.report.numbers import format_seconds
+from workers.report.reading import UnknownDocument, read_result
+from workers.request import Progress as Shown
+from workers.request import ValidationRequest, ValidationResult
+
+POLL_S = 1.0
+BYTES_IN_GB = 10**9
+
+
+class Interrupted(Exception):
+    """The person pressed ctrl-C and has been told what became of the validation."""
+
+
+def validate_remotely(request: ValidationRequest) -> tuple[ValidationResult, dict[str, Any]]:
+    """Validate on the server that the environment names; the result, and its document as the server gave it.
+
+    Raises:
+        BadRequest: no server or token is set, one of them is wrong, or the request cannot be run there.
+        ServerError: the server broke, stayed away, or the validation ended without verdicts.
+        Interrupted: ctrl-C; the validation has been cancelled.
+    """
+    console = make_console(stderr=True)
+    with Client(*_read_environment(), say=lambda text: _say(text)) as client:
+        client.greet()
+        try:
+            begun = client.submit(_describe(request))
+        except Refused as refused:
+            raise _as_bad_request(refused) from None
+        _say(f"{begun.number} at {client.address}/validations/{begun.number}/")
+        try:
+            with ProgressLine(console) as line:
+                ended = _follow(client, begun, line)
+        except KeyboardInterrupt:
+            _cancel(client, begun.number)
+            raise Interrupted from None
+        if ended.state != "done":
+            raise ServerError(f"{ended.number} {ended.state}: {ended.error or 'it has no verdicts'}")
+        document = client.result(ended.number)
+    try:
+        return read_result(document), document
+    except UnknownDocument as error:
+        raise ServerError(f"the result of {ended.number} cannot be read: {error}") from None
+
+
+def _read_environment() -> tuple[str, str]:
+    address, token = os.environ.get(SERVER, ""), os.environ.get(TOKEN, "")
+    if not address:
+        found = f"no server is configured ({SERVER} is not set)"
+        raise BadRequest("local", found, "add --local to run on this machine")
+    if not token:
+        found = f"{address} was given without a token ({TOKEN} is not set)"
+        raise BadRequest(SERVER, found, "make a token under Account there and set it, or add --local")
+    if not token.isascii() or not token.isprintable():
+        raise BadRequest(TOKEN, "holds characters that no token has", "copy the token again")
+    return address, token
+
+
+def _describe(request: ValidationRequest) -> dict[str, Any]:
+    """The request as the server reads it; a path here is sent whole, for the server to find under the same name."""
+    limit = request.memory_limit_bytes
+    return {
+        "framework": request.framework,
+        "model": request.model if request.model.startswith("tiny:") else str(Path(request.model).absolute()),
+        "data": request.data if _is_sample(request.data) else str(Path(request.data).absolute()),
+        "checks": None if request.checks is None else list(request.checks),
+        "settings": to_plain(request.settings),
+        "inject": request.inject,
+        "full": request.full,
+        "time_limit_s": request.time_limit_s,
+        "memory_limit_gb": None if limit is None else limit / BYTES_IN_GB,
+    }
+
+
+def _is_sample(data: str) -> bool:
+    return data.removesuffix(".jsonl") in SAMPLE_FILES
+
+
+def _follow(client: Client, progress: Progress, line: ProgressLine) -> Progress:
+    """Look once a second until it has ended."""
+    while not progress.ended:
+        line.show(_show(progress))
+        time.sleep(POLL_S)
+        progress = client.look(progress.number)
+    return progress
+
+
+def _show(progress: Progress) -> Shown:
+    remaining = "" if progress.remaining_s is None else f", {format_seconds(progress.remaining_s)} left"
+    detail = progress.detail or progress.state
+    return Shown(progress.phase, f"{detail}{remaining}", progress.fraction, progress.elapsed_s)
+
+
+def _cancel(client: Client, number: str) -> None:
+    """Cancel on the server and say so; a second ctrl-C leaves at once, and the validation goes on."""
+    _say(f"cancelling {number} on the server; ctrl-C again leaves at once")
+    try:
+        ended = client.cancel(number)
+    except KeyboardInterrupt:
+        _say(f"left; {number} may still run at {client.address}")
+    except (BadRequest, Refused, ServerError) as error:
+        _say(f"{number} could not be cancelled: {error}; it may still run at {client.address}")
+    else:
+        _say(f"{number} is {ended.state}")
+
+
+def _as_bad_request(refused: Refused) -> BadRequest:
+    """The server's sentences, under the names that the command's options have."""
+    fields: Mapping[str, str] = getattr(refused, "fields", {})
+    if not fields:
+        return BadRequest(SERVER, str(refused).rstrip("."), "ask the server's administrator, or change the request")
+    (first, sentence), *more = fields.items()
+    found, _, remedy = sentence.rstrip(".").rpartition("; ")
+    others = "".join(f"; {name}: {each}" for name, each in more)
+    return BadRequest(first.removeprefix("settings."), found or remedy, (remedy if found else "change it") + others)
+
+
+def _say(text: str) -> None:
+    print(f"plumbline: {clean_text(text)}", file=sys.stderr, flush=True)
