@@ -17,10 +17,10 @@ export TOKENIZERS_PARALLELISM := false
 
 help:
 	@echo "make setup  the environment in $(VENV), with the versions of constraints.txt"
-	@echo "make demo   validates transformers and trl on tiny:qwen3 with the sample data"
+	@echo "make demo   the dashboard with two validations of tiny:qwen3, until ctrl-C; SERVE=0 ends, PORT=8000, DATA=.demo"
 	@echo "make test   the test suite, in parallel"
 	@echo "make lint   ruff, mypy --strict, import contracts"
-	@echo "make clean  removes $(VENV)"
+	@echo "make clean  removes $(VENV) and $(DATA)"
 
 setup: $(STAMP)
 
@@ -44,13 +44,12 @@ $(STAMP): constraints.txt pyproject.toml capture/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./capture -e '.[dev]'
 	@touch $@
 
-# Both tables are shown before the exit code of the first failure is passed on.
+# SERVE=0 ends with the verdicts' exit code, on a port that nobody else has.
+DATA ?= .demo
+PORT ?= 8000
+SERVE ?= 1
 demo: setup
-	@code=0; \
-	$(BIN)/plumbline validate --local --framework transformers --model tiny:qwen3 --data gsm8k_sample || code=$$?; \
-	echo; \
-	$(BIN)/plumbline validate --local --framework trl --model tiny:qwen3 --data tulu3_sample || code=$$?; \
-	exit $$code
+	@exec $(BIN)/plumbline demo --data "$(DATA)" $(if $(filter 0,$(SERVE)),--no-serve --port 0,--port "$(PORT)")
 
 test: setup
 	$(BIN)/pytest
@@ -62,4 +61,4 @@ lint: setup
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(DATA)

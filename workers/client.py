@@ -102,8 +102,8 @@ class Client:
         return _read_progress(self._call("POST", "/validations", json=dict(asked), headers={"Idempotency-Key": key}))
 
     def look(self, number: str) -> Progress:
-        """How far it is. Raises ServerError."""
-        return _read_progress(self._call("GET", f"/validations/{number}"))
+        """How far it is. Raises BadRequest, ServerError."""
+        return _read_progress(self._get(f"/validations/{number}"))
 
     def cancel(self, number: str) -> Progress:
         """Cancel it; one try, for the person waits. Raises BadRequest, ServerError."""
@@ -113,8 +113,15 @@ class Client:
             raise ServerError(f"{self.address} did not answer ({_explain(error)})") from None
 
     def result(self, number: str) -> dict[str, Any]:
-        """The document of docs/json.md. Raises ServerError."""
-        return self._call("GET", f"/validations/{number}/result")
+        """The document of docs/json.md. Raises BadRequest, ServerError."""
+        return self._get(f"/validations/{number}/result")
+
+    def _get(self, path: str) -> dict[str, Any]:
+        """Of a validation that was there a moment ago: a refusal now is no fault of the request."""
+        try:
+            return self._call("GET", path)
+        except Refused as refused:
+            raise ServerError(str(refused).rstrip(".")) from None
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         """Call until there is an answer; waits twice as long after each failure, and gives up after five minutes."""

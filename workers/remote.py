@@ -36,20 +36,19 @@ def validate_remotely(request: ValidationRequest) -> tuple[ValidationResult, dic
         ServerError: the server broke, stayed away, or the validation ended without verdicts.
         Interrupted: ctrl-C; the validation has been cancelled.
     """
-    console = make_console(stderr=True)
-    with Client(*_read_environment(), say=lambda text: _say(text)) as client:
+    with Client(*_read_environment(), say=_say) as client:
         client.greet()
-        try:
-            begun = client.submit(_describe(request))
-        except Refused as refused:
-            raise _as_bad_request(refused) from None
+        begun = _submit(client, request)
         _say(f"{begun.number} at {client.address}/validations/{begun.number}/")
         try:
-            with ProgressLine(console) as line:
+            with ProgressLine(make_console(stderr=True)) as line:
                 ended = _follow(client, begun, line)
         except KeyboardInterrupt:
             _cancel(client, begun.number)
             raise Interrupted from None
+        except SystemExit:  # SIGTERM, as from a CI server that stops its job
+            _cancel(client, begun.number)
+            raise
         if ended.state != "done":
             raise ServerError(f"{ended.number} {ended.state}: {ended.error or 'it has no verdicts'}")
         document = client.result(ended.number)
@@ -86,6 +85,16 @@ def _describe(request: ValidationRequest) -> dict[str, Any]:
         "time_limit_s": request.time_limit_s,
         "memory_limit_gb": None if limit is None else limit / BYTES_IN_GB,
     }
+
+
+def _submit(client: Client, request: ValidationRequest) -> Progress:
+    try:
+        return client.submit(_describe(request))
+    except Refused as refused:
+        raise _as_bad_request(refused) from None
+    except KeyboardInterrupt:
+        _say(f"left before {client.address} answered; whether it was queued stands at {client.address}/validations/")
+        raise Interrupted from None
 
 
 def _is_sample(data: str) -> bool:

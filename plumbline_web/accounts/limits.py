@@ -58,7 +58,7 @@ def count_failure(username: str, *, address: str) -> None:
         with _client().pipeline() as pipe:
             for limit in _limits(username, address):
                 pipe.incr(limit.key)
-                pipe.expire(limit.key, WINDOW_S, nx=False)
+                pipe.expire(limit.key, WINDOW_S)
             pipe.execute()
     except redis.RedisError as error:
         log.warning("a wrong password was not counted, because Redis does not answer: %s", error)

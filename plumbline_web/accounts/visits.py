@@ -1,4 +1,4 @@
-"""Visits: what the overview calls new is newer than the start of the visit before."""
+"""Visits: what the overview calls new is newer than the last page of the visit before."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from plumbline_web.api import captures, catalog, results, tokens, uploads, valid
 from plumbline_web.api.errors import install
 
 DESCRIPTION = """\
-Everything that the pages do. A call carries `Authorization: Bearer <token>`, of a token made under Account, or the
-session cookie of a signed-in page with `X-CSRFToken`. Times are ISO 8601 in UTC, durations in seconds, sizes in bytes;
-numbers that JSON does not know are "nan", "inf" and "-inf". Lists are read page by page: pass `next_cursor` on as
-`cursor`. Every error is `{"error": {"code", "message", "fields"}}`.
+Everything that the pages do. A call carries the header Authorization: Bearer <token>, of a token made under Account, or
+the session cookie of a signed-in page with X-CSRFToken. Times are ISO 8601 in UTC, durations in seconds, sizes in
+bytes; numbers that JSON does not know are "nan", "inf" and "-inf". Lists are read page by page: pass next_cursor on as
+cursor. Every error is {"error": {"code", "message", "fields"}}.
 """
 
 api = NinjaAPI(

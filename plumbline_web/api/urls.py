@@ -73,5 +73,9 @@ def _guard_all() -> list[URLPattern]:
 
 
 app_name = "api"
-urlpatterns = [*_guard_all(), re_path(r"", _not_found)]
+urlpatterns = [
+    *_guard_all(),
+    path("", _not_found, name="api-root"),  # where the OpenAPI document finds the addresses' beginning
+    re_path(r"", _not_found, name="not-found"),
+]
 reference_urlpatterns = [path("api/docs", reference, name="api-docs")]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from plumbline_web.up.command import add_stack_options, running_stack, say
+from plumbline_web.up.command import add_stack_options, running_stack, say, show_address
 from workers.cli import BROKEN, Subcommands
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def run_demo(options: argparse.Namespace) -> int:
             code = _validate_examples(stack)
             if not options.serve:
                 return code
-            say("demo", f"both are at {stack.origin}/validations/; ctrl-C stops it")
-            link = stack.make_first_link()
-            if link is not None:
-                say("demo", f"sign in, once, as the first administrator: {link}")
+            show_address(stack)
             while True:
                 stack.tick()
     except StopAsked:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -167,5 +167,5 @@ def cancel_job(job: Job) -> None:
         job.save(update_fields=["cancel_asked"])
 
 
-def _held(lease: Lease):  # type: ignore[no-untyped-def]  # a queryset of Job
+def _held(lease: Lease) -> QuerySet[Job]:
     return Job.objects.filter(pk=lease.job_id, token=lease.token, state=JobState.RUNNING)

@@ -83,13 +83,17 @@ def running_stack(options: argparse.Namespace) -> Iterator[Stack]:
         stack = Stack(directory, address=address, workers=workers, interrupts=Interrupts(), say=say)
         try:
             stack.start()
-            link = stack.make_first_link()
-            say("up", f"serving at {address.origin}; ctrl-C stops it")
-            if link is not None:
-                say("up", f"sign in, once, as the first administrator: {link}")
+            show_address(stack)
             yield stack
         finally:
             stack.stop()
+
+
+def show_address(stack: Stack) -> None:
+    """Where to go, and how to get in."""
+    say("up", f"serving at {stack.origin}; ctrl-C stops it")
+    if stack.first_link is not None:
+        say("up", f"sign in, once, as the first administrator: {stack.first_link}")
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -93,7 +93,12 @@ def describe_worker(name: str, *, queues: tuple[str, ...], gpus: str) -> Service
         stop_s=WARM_S,
         end_signal=signal.SIGQUIT,
         end_s=COLD_S,
-        environment={"CUDA_VISIBLE_DEVICES": gpus},
+        environment={
+            "CUDA_VISIBLE_DEVICES": gpus,
+            # Tiny models are a hundred times slower with several threads.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "TOKENIZERS_PARALLELISM": "false",
+        },
     )
 
 

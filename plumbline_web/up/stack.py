@@ -56,6 +56,8 @@ class Stack:
         interrupts: Interrupts,
         say: Callable[[str, str], None],
     ) -> None:
+        self.first_link: str | None = None
+        """where the first administrator signs in, once; None where one has signed in"""
         self._directory = directory
         self._address = address
         self._workers = workers
@@ -87,6 +89,7 @@ class Stack:
             *describe_runners((CPU, GPU), workers=self._workers, gpus=gpus),
             describe_beat(self._directory.beat),
         )
+        self.first_link = make_first_link(os.environ["PLUMBLINE_ORIGIN"].rstrip("/"))
 
     def _start_stores(self) -> None:
         """Start what DATABASE_URL and REDIS_URL do not name, and name it there: services inherit them."""
@@ -111,9 +114,6 @@ class Stack:
             "PLUMBLINE_SECRET_KEY": read_secret_key(self._directory),
             "PLUMBLINE_ORIGIN": self._address.origin,
             "PLUMBLINE_HOSTS": ",".join(self._address.hosts),
-            # Tiny models are a hundred times slower with several threads.
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
         }.items():
             os.environ.setdefault(name, value)
 
@@ -121,10 +121,6 @@ class Stack:
     def origin(self) -> str:
         """The address of the site on this machine, whatever a proxy in front of it calls it."""
         return self._address.origin
-
-    def make_first_link(self) -> str | None:
-        """As `preparation.make_first_link`, with the address that browsers use."""
-        return make_first_link(os.environ["PLUMBLINE_ORIGIN"].rstrip("/"))
 
     def tick(self) -> None:
         """As `Supervisor.tick`; call it again and again while the stack runs."""

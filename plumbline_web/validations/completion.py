@@ -165,14 +165,14 @@ def _read_log(run: FrameworkRun) -> str:
 
 def place_in_overview(validation: Validation, *, counted: bool) -> None:
     """Keep the cell of a validation's profile, environment and model."""
+    if validation.inject:
+        return  # a fault that was put in says nothing about the framework
     cell, _ = Cell.objects.select_for_update().get_or_create(
         profile=validation.profile,
         environment=validation.environment,
         model=validation.model,
         defaults={"framework": validation.framework, "latest": validation},
     )
-    if validation.inject:
-        return  # a fault that was put in says nothing about the framework
     cell.count += counted
     if validation.pk >= cell.latest_id:
         cell.latest = validation

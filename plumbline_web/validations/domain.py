@@ -118,6 +118,7 @@ def retry(validation: Validation, *, by: User) -> Validation:
         Refused, InvalidSubmission: as for `submit`; it is still under way.
     """
     _check_may_change(validation, by)
+    validation.refresh_from_db(fields=["state"])
     if validation.is_open:
         raise Refused("illegal_state", f"{validation.number} is still under way; cancel it first")
     again, _ = submit(
@@ -152,7 +153,9 @@ def submission_of(validation: Validation, *, fresh: bool | None = None) -> Submi
         model=validation.model.name,
         data=validation.data,
         checks=tuple(validation.checks) if validation.checks is not None else None,
-        settings=dict(validation.settings),
+        settings={
+            name: tuple(value) if isinstance(value, list) else value for name, value in validation.settings.items()
+        },
         inject=validation.inject or None,
         full=validation.full,
         fresh=validation.fresh if fresh is None else fresh,
@@ -244,7 +247,7 @@ def _lock_runs(validation: Validation) -> list[FrameworkRun]:
 
 
 def _lock(validation: Validation, version: int | None) -> Validation:
-    locked = Validation.objects.select_for_update().get(pk=validation.pk)
+    locked: Validation = Validation.objects.select_for_update().get(pk=validation.pk)
     if version is not None and version != locked.version:
         raise Refused(
             "stale", f"{locked.number} has changed since the page was drawn: it is {locked.state}; look again"

@@ -15,8 +15,10 @@ def end_failed(job: Job, why: str) -> None:
     """End a locked job as failed, and with it what cannot go on without it: Plumbline broke, not the framework."""
     finish(job, JobState.FAILED, error=why)
     if job.kind == Kind.JUDGE:
+        assert job.validation_id is not None
         fail(Validation.objects.select_for_update().get(pk=job.validation_id), f"judging broke: {why}")
         return
+    assert job.run_id is not None
     run = FrameworkRun.objects.select_for_update().get(pk=job.run_id)
     if job.kind == Kind.CAPTURE and run.state in (RunState.QUEUED, RunState.RUNNING):
         move_run(run, RunState.FAILED)

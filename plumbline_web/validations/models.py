@@ -68,7 +68,9 @@ class Validation(models.Model):
     errors = models.PositiveSmallIntegerField(default=0)
     skipped = models.PositiveSmallIntegerField(default=0)
 
-    runs = models.ManyToManyField("FrameworkRun", through="ValidationRun", related_name="validations")
+    runs: models.ManyToManyField[FrameworkRun, ValidationRun] = models.ManyToManyField(
+        "FrameworkRun", through="ValidationRun", related_name="validations"
+    )
 
     objects = ValidationQuerySet.as_manager()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -100,6 +100,7 @@ class _Ground:
 def seed(count: int, *, days: int = 180, now: datetime | None = None) -> Seeded:
     """Make `count` validations over the last `days` days with runs, verdicts, findings, events and cells."""
     ground = _lay_ground()
+    keys = _take_keys(count)
     draw = random.Random(count)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -107,7 +108,7 @@ def seed(count: int, *, days: int = 180, now: datetime | None = None) -> Seeded:
             "ALTER TABLE seeded ADD COLUMN fault integer NOT NULL DEFAULT -1"
         )
         with cursor.copy(f"COPY seeded ({', '.join(map(connection.ops.quote_name, _COLUMNS))}) FROM STDIN") as copy:
-            for row in _draw_rows(count, days=days, now=now or timezone.now(), ground=ground, draw=draw):
+            for row in _draw_rows(keys, days=days, now=now or timezone.now(), ground=ground, draw=draw):
                 copy.write_row(row)
         cursor.execute("CREATE TEMPORARY TABLE seeded_checks (position int, name text, sentence text)")
         cursor.executemany("INSERT INTO seeded_checks VALUES (%s, %s, %s)", _list_checks())
@@ -192,18 +193,23 @@ def _lay_ground() -> _Ground:
     return _Ground(tuple(owners), tuple(environments), tuple(models), (None, *profiles))
 
 
-def _draw_rows(
-    count: int, *, days: int, now: datetime, ground: _Ground, draw: random.Random
-) -> Iterator[tuple[Any, ...]]:
-    """Rows of `seeded`, oldest first, in the order of _COLUMNS."""
+def _take_keys(count: int) -> list[int]:
+    """Numbers for new validations; asked for before the COPY begins, which has the connection for itself."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT nextval(pg_get_serial_sequence('validations_validation', 'id')) FROM generate_series(1, %s)",
             [count],
         )
-        keys = [key for (key,) in cursor.fetchall()]
+        return [key for (key,) in cursor.fetchall()]
+
+
+def _draw_rows(
+    keys: Sequence[int], *, days: int, now: datetime, ground: _Ground, draw: random.Random
+) -> Iterator[tuple[Any, ...]]:
+    """Rows of `seeded`, oldest first, in the order of _COLUMNS."""
     outcomes, weights = zip(*OUTCOMES, strict=True)
     texts = _Texts()
+    count = len(keys)
     for place, key in enumerate(keys):
         created = now - timedelta(days=days) * (1 - (place + draw.random()) / count)
         outcome = draw.choices(outcomes, weights)[0]

@@ -83,4 +83,4 @@ def _send_lost_again() -> None:
 def count_messages(queue: str) -> int:
     """Messages that wait in a queue of the broker."""
     with app.connection_for_read() as connection:
-        return int(connection.default_channel.client.llen(queue))
+        return int(connection.default_channel.client.llen(queue))  # type: ignore[attr-defined]  # Redis's channel

@@ -137,7 +137,9 @@ def test_what_is_stored_is_read_back_bit_by_bit(run: FrameworkRun) -> None:
 
 
 def test_a_chunk_knows_its_extremes_and_what_is_not_finite(run: FrameworkRun) -> None:
-    store_curves(run, [LogRecord(1, 2.0, None, None), LogRecord(2, -math.inf, None, None), LogRecord(3, 7.0, 1.0, None)])
+    store_curves(
+        run, [LogRecord(1, 2.0, None, None), LogRecord(2, -math.inf, None, None), LogRecord(3, 7.0, 1.0, None)]
+    )
     series = Series.objects.get(run=run, name="loss")
     chunk = series.chunks.get()
     assert (series.points, chunk.count, chunk.minimum, chunk.maximum, chunk.nonfinite) == (3, 3, 2.0, 7.0, 1)

@@ -25,6 +25,7 @@ from plumbline_web.accounts.tokens import create_token
 from plumbline_web.validations.enums import State
 from plumbline_web.validations.models import Validation
 from tests.web.factories import add_results, failing_verdicts, passing_verdicts, read_result
+from tests.web.running import empty_queues, worker
 from workers.report.as_json import build_document
 from workers.report.reading import UnknownDocument
 from workers.report.reading import read_result as read_document
@@ -202,7 +203,7 @@ def test_another_service_or_version_is_code_3(other: Any, answer: tuple[int, byt
 
 
 class Gate:
-    """A way to the server that can be shut: connections through it break, as when a server restarts."""
+    """A way to the server that can be shut, as when it restarts, or stalled, as when it hangs."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -210,6 +211,7 @@ class Gate:
         self.port = self._listener.getsockname()[1]
         self.open = threading.Event()
         self.open.set()
+        self.stalled = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -228,6 +230,9 @@ class Gate:
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         source.settimeout(0.1)
         while self.open.is_set():
+            if self.stalled.is_set():
+                time.sleep(0.05)
+                continue
             try:
                 data = source.recv(65536)
             except TimeoutError:
@@ -260,6 +265,51 @@ def test_a_lost_connection_is_said_and_found_again(live_server: LiveServer, secr
     assert "trying again in 0.5 s" in error
     assert f"http://127.0.0.1:{gate.port} answers again" in error
     assert Validation.objects.count() == 1
+
+
+def test_a_second_ctrl_c_leaves_at_once(live_server: LiveServer, secret: str) -> None:
+    gate = Gate(live_server.thread.host, live_server.thread.port)
+    process = start(f"http://127.0.0.1:{gate.port}", secret)
+    validation = wait_for(Validation.objects.first)
+    time.sleep(1.5)
+    gate.stalled.set()
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=5)
+    gate.close()
+    assert process.returncode == 130
+    assert f"plumbline: left; V-{validation.pk} may still run at http://127.0.0.1:{gate.port}\n" in error
+    validation.refresh_from_db()
+    assert validation.state == State.QUEUED
+
+
+def test_a_ci_server_that_stops_its_job_cancels_the_validation(live_server: LiveServer, secret: str) -> None:
+    process = start(live_server.url, secret)
+    validation = wait_for(Validation.objects.first)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    validation.refresh_from_db()
+    assert validation.state == State.CANCELLED
+
+
+def test_a_real_worker_serves_the_command(live_server: LiveServer, secret: str, tmp_path: Path, settings: Any) -> None:
+    settings.DATA = tmp_path / "data"
+    empty_queues()
+    with worker(tmp_path / "w.log"):
+        arguments = [*ASKED, "--set", "steps=1", "--checks", "run.completes,step.loss"]
+        process = start(live_server.url, secret, *arguments, "--json", str(tmp_path / "result.json"))
+        out, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+    assert "● pass" in out
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert [(each["check"], each["status"]) for each in document["verdicts"]] == [
+        ("run.completes", "pass"),
+        ("step.loss", "pass"),
+    ]
+    assert "framework run: " in error
 
 
 def test_captures_of_a_server_cannot_be_kept_here(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def _serve(order: dict[str, Any]) -> None:
     child = os.fork()
     if child == 0:
         _become(order)
+    # On both sides of the fork: whoever learns the pid may end its group at once.
+    os.setpgid(child, child)
     _answer(str(child))
     _answer(str(_wait(child)))
 
@@ -62,8 +64,8 @@ def _wait(child: int) -> int:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """The child: a session of its own, the log as its output, one order, and out."""
-    os.setsid()
+    """The child: a process group of its own, the log as its output, one order, and out."""
+    os.setpgid(0, 0)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
