@@ -56,6 +56,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "plumbline_web.accounts.visits.Visits",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -99,7 +100,6 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 
 STATIC_URL = "/static/"
-STATIC_ROOT = BASE / "staticfiles"
 STATICFILES_DIRS = [BASE / "static", (plotly.PREFIX, plotly.package_data())]
 # Finders serve the files where they lie: `plumbline up` needs no collectstatic, and there is no build step.
 WHITENOISE_USE_FINDERS = True

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from django.urls import include, path
 
+from plumbline_web.api.urls import reference_urlpatterns
+
 urlpatterns = [
+    *reference_urlpatterns,
     path("", include("plumbline_web.accounts.urls")),
     path("", include("plumbline_web.validations.urls")),
     path("", include("plumbline_web.validations.stepdiff.urls")),
     path("", include("plumbline_web.curves.urls")),
+    path("", include("plumbline_web.catalog.urls")),
     path("api/v1/", include("plumbline_web.api.urls")),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import django
 import pytest
+from django.conf import settings
 
 from tests.isolation import take_own_part
 from tests.services import start_services
@@ -18,6 +19,8 @@ else:
     take_own_part(worker)
 
 django.setup()
+# A password hash is made slow to guess; here there is nothing to guess.
+settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

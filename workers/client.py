@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import httpx
+import httpx2 as httpx
 
 from checks.errors import BadRequest
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from django.urls import include, path
+from django.urls import path
 
 from plumbline_web.accounts import people_views, views
-from plumbline_web.api.urls import reference_urlpatterns
 
 urlpatterns = [
-    path("", include("plumbline_web.catalog.urls")),
-    *reference_urlpatterns,
     path("sign-in/", views.sign_in, name="sign-in"),
     path("sign-in/<str:secret>/", views.sign_in_link, name="sign-in-link"),
     path("sign-out/", views.sign_out, name="sign-out"),

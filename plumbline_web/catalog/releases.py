@@ -7,7 +7,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import httpx2 as httpx
 from django.conf import settings
 from packaging.version import InvalidVersion, Version
 

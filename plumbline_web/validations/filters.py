@@ -11,21 +11,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import django_filters
 from django import forms
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
-from django.db.models.functions import Coalesce, Now
+from django.db.models import Exists, F, OuterRef, QuerySet, Value
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from checks.registry import CHECKS
-from plumbline_web.accounts.models import User
-from plumbline_web.catalog.models import Framework, Profile, TrainedModel
 from plumbline_web.jobs.enums import Queue
 from plumbline_web.validations.enums import OPEN, Pattern, State, Status
 from plumbline_web.validations.models import CheckResult, Validation
+from plumbline_web.validations.names import NO_PROFILE, Names, read_names
+
+Validations = QuerySet[Validation]
 
 LONGEST_TEXT = 200
 NUMBER = re.compile(r"(?:V-)?(\d{1,18})", re.IGNORECASE)
@@ -41,6 +43,9 @@ DEFAULT_SORT = "newest"
 
 DURATION_NAMES = ("slowest", "fastest")
 """Sorts that need the duration, which no row stores."""
+
+DURATION = Coalesce(F("ended_at") - F("started_at"), Value(timedelta(0)))
+"""From start to end; nothing for one that has not ended. The index `validation_by_duration` holds just this."""
 
 
 @dataclass(frozen=True)
@@ -79,30 +84,6 @@ class MomentFilter(django_filters.Filter):
     field_class = MomentField
 
 
-def _names(queryset: QuerySet[Any], field: str) -> list[tuple[str, str]]:
-    """Distinct values of a small table's column as choices."""
-    return [(value, value) for value in queryset.order_by(field).values_list(field, flat=True).distinct()]
-
-
-def _framework_choices() -> list[tuple[str, str]]:
-    return _names(Framework.objects.all(), "name")
-
-
-def _model_choices() -> list[tuple[str, str]]:
-    return _names(TrainedModel.objects.all(), "name")
-
-
-def _who_choices() -> list[tuple[str, str]]:
-    return _names(User.objects.filter(Exists(Validation.objects.filter(owner=OuterRef("pk")))), "username")
-
-
-def _profile_choices() -> list[tuple[str, str]]:
-    profiles = [
-        (f"{profile.name}@{profile.version}", str(profile)) for profile in Profile.objects.order_by("name", "-version")
-    ]
-    return [*profiles, ("none", "no profile")]
-
-
 def _choice(choices: Any, *, method: str | None = None, label: str, **kwargs: Any) -> django_filters.ChoiceFilter:
     return django_filters.ChoiceFilter(choices=choices, method=method, label=label, empty_label="any", **kwargs)
 
@@ -111,15 +92,15 @@ class ValidationFilter(django_filters.FilterSet):
     """Facets combine with and; `status` speaks of `check` where both are given, of any check else."""
 
     text = django_filters.CharFilter(method="filter_text", label="Search", max_length=LONGEST_TEXT)
-    framework = _choice(_framework_choices, label="Framework", field_name="framework__name")
-    model = _choice(_model_choices, label="Model", field_name="model__name")
+    framework = _choice((), label="Framework", method="filter_framework")
+    model = _choice((), label="Model", method="filter_model")
     verdict = _choice(Status.choices, label="Verdict")
     state = _choice([*State.choices, ("open", "queued or running")], label="State", method="filter_state")
     check = _choice([(name, name) for name in CHECKS], label="Check", method="filter_check")
     status = _choice(Status.choices, label="Check's status", method="filter_check")
     pattern = _choice(Pattern.choices, label="Pattern", method="filter_pattern")
-    profile = _choice(_profile_choices, label="Profile", method="filter_profile")
-    who = _choice(_who_choices, label="Who", field_name="owner__username")
+    profile = _choice((), label="Profile", method="filter_profile")
+    who = _choice((), label="Who", method="filter_who")
     queue = _choice(Queue.choices, label="Queue")
     since = MomentFilter(label="Since", method="filter_since")
     until = MomentFilter(label="Until", method="filter_until")
@@ -129,8 +110,21 @@ class ValidationFilter(django_filters.FilterSet):
         model = Validation
         fields: ClassVar[list[str]] = []
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in ("framework", "model", "profile", "who"):
+            self.filters[name].extra["choices"] = partial(self._list_choices, name)
+
+    @cached_property
+    def names(self) -> Names:
+        """The small tables, read once: they are the choices, and the words of a search are looked up in them."""
+        return read_names()
+
+    def _list_choices(self, name: str) -> list[tuple[str, str]]:
+        return self.names.choices(name)
+
     @property
-    def qs(self) -> QuerySet[Validation]:
+    def qs(self) -> Validations:
         if not hasattr(self, "_qs"):
             queryset = self.queryset.all()
             if self.is_bound:
@@ -149,13 +143,13 @@ class ValidationFilter(django_filters.FilterSet):
             return ()
         return tuple(name for name, value in self.form.cleaned_data.items() if value and name != "sort")
 
-    def filter_nothing(self, queryset: QuerySet[Validation], _name: str, _value: str) -> QuerySet[Validation]:
+    def filter_nothing(self, queryset: Validations, _name: str, _value: str) -> Validations:
         return queryset
 
-    def filter_state(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
+    def filter_state(self, queryset: Validations, _name: str, value: str) -> Validations:
         return queryset.filter(state__in=OPEN) if value == "open" else queryset.filter(state=value)
 
-    def filter_check(self, queryset: QuerySet[Validation], name: str, value: str) -> QuerySet[Validation]:
+    def filter_check(self, queryset: Validations, name: str, value: str) -> Validations:
         """One condition for `check` and `status` together: a validation in which *that* check ended *so*."""
         given = self.form.cleaned_data
         if name == "status" and given.get("check"):
@@ -166,48 +160,46 @@ class ValidationFilter(django_filters.FilterSet):
             conditions["status"] = given["status"]
         return queryset.filter(Exists(CheckResult.objects.filter(validation=OuterRef("pk"), **conditions)))
 
-    def filter_pattern(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
+    def filter_pattern(self, queryset: Validations, _name: str, value: str) -> Validations:
         results = CheckResult.objects.filter(validation=OuterRef("pk"), pattern=value, superseded_at__isnull=True)
         return queryset.filter(Exists(results))
 
-    def filter_profile(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
-        if value == "none":
-            return queryset.filter(profile__isnull=True)
-        name, _, version = value.rpartition("@")
-        return queryset.filter(profile__name=name, profile__version=int(version))
+    def filter_framework(self, queryset: Validations, _name: str, value: str) -> Validations:
+        return queryset.filter(framework__in=self.names.find("framework", value))
 
-    def filter_since(self, queryset: QuerySet[Validation], _name: str, value: Moment) -> QuerySet[Validation]:
+    def filter_model(self, queryset: Validations, _name: str, value: str) -> Validations:
+        return queryset.filter(model__in=self.names.find("model", value))
+
+    def filter_who(self, queryset: Validations, _name: str, value: str) -> Validations:
+        return queryset.filter(owner__in=self.names.find("who", value))
+
+    def filter_profile(self, queryset: Validations, _name: str, value: str) -> Validations:
+        if value == NO_PROFILE:
+            return queryset.filter(profile__isnull=True)
+        return queryset.filter(profile__in=self.names.find("profile", value))
+
+    def filter_since(self, queryset: Validations, _name: str, value: Moment) -> Validations:
         return queryset.filter(created_at__gte=value.at)
 
-    def filter_until(self, queryset: QuerySet[Validation], _name: str, value: Moment) -> QuerySet[Validation]:
+    def filter_until(self, queryset: Validations, _name: str, value: Moment) -> Validations:
         """A day is included to its end."""
         return queryset.filter(created_at__lt=value.end)
 
-    def filter_text(self, queryset: QuerySet[Validation], _name: str, value: str) -> QuerySet[Validation]:
-        """A number finds its validation; words find framework, model, data, person, or fault: every word somewhere."""
+    def filter_text(self, queryset: Validations, _name: str, value: str) -> Validations:
+        """A number finds its validation; words find framework, model, profile, person or fault: every word one."""
         number = NUMBER.fullmatch(value.strip())
         if number:
             return queryset.filter(pk=int(number[1]))
-        for word in value.split():
-            queryset = queryset.filter(_mentions(word))
+        for word in value.lower().split():
+            mentions = self.names.mentions(word)
+            if mentions is None:
+                return queryset.none()
+            queryset = queryset.filter(mentions)
         return queryset
 
 
-def _mentions(word: str) -> Q:
-    """Small tables are searched first, so that the large one is narrowed by indexed columns."""
-    return (
-        Q(framework__in=Framework.objects.filter(Q(name__icontains=word) | Q(title__icontains=word)))
-        | Q(model__in=TrainedModel.objects.filter(Q(name__icontains=word) | Q(family__icontains=word)))
-        | Q(owner__in=User.objects.filter(username__icontains=word))
-        | Q(data__icontains=word)
-        | Q(inject__icontains=word)
-    )
-
-
-def order(queryset: QuerySet[Validation], name: str) -> QuerySet[Validation]:
+def order(queryset: Validations, name: str) -> Validations:
     """The list in one of SORTS; by number where the first key is equal, so that pages do not overlap."""
     if name in DURATION_NAMES:
-        # one that runs is as long as it has lasted; one that waits has not begun
-        elapsed = Coalesce(F("ended_at"), Now()) - Coalesce(F("started_at"), F("ended_at"), Now())
-        queryset = queryset.annotate(duration=elapsed)
+        queryset = queryset.annotate(duration=DURATION)
     return queryset.order_by(*SORTS[name][1])

@@ -13,6 +13,7 @@ from plumbline_web.accounts.models import User
 from plumbline_web.catalog.models import Framework, Profile, TrainedModel
 from plumbline_web.validations.enums import OPEN, FindingState, Pattern, Status
 from plumbline_web.validations.models import Cell, Finding, Validation
+from plumbline_web.validations.names import NO_PROFILE
 
 STALE_AFTER = timedelta(days=14)
 """A verdict that old says little of today's software."""
@@ -28,7 +29,8 @@ MOST_COUNTED = 1_000
 LONGEST_LIFE = timedelta(days=3)
 """From submission to end, at most: new verdicts are looked for among the validations of this time before the visit."""
 
-NO_PROFILE = "none"
+UNSEEN = ("spec", "plan", "settings", "warnings", "checks", "environment__packages")
+"""Columns that no row shows, and that are larger than all the others together."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Slot:
 
     @property
     def is_regression(self) -> bool:
-        return self.cell.first_bad is not None and self.cell.last_good is not None
+        return self.cell.first_bad_id is not None and self.cell.last_good_id is not None
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,11 @@ def read_matrix(profile: str) -> Matrix:
 
 
 def _find_cells(profile: str) -> Iterable[Cell]:
-    cells = Cell.objects.select_related(
-        "framework", "environment", "model", "profile", "latest", "conclusive", "last_good", "first_bad"
+    cells = Cell.objects.select_related("framework", "environment", "model", "profile", "latest", "conclusive").only(
+        *("count", "last_good_id", "first_bad_id", "profile__name", "profile__version"),
+        *("framework__name", "framework__title", "environment__version", "model__name"),
+        *("latest__state", "latest__verdict", "latest__created_at"),
+        *("conclusive__state", "conclusive__verdict", "conclusive__created_at"),
     )
     if profile == NO_PROFILE:
         cells = cells.filter(profile__isnull=True)
@@ -166,7 +171,7 @@ def read_news(user: User) -> News:
     ended = Validation.objects.visible_to(user).filter(created_at__gt=since - LONGEST_LIFE, ended_at__gt=since)
     # Bounded twice: by time, and by what anybody reads.
     verdicts = list(ended.order_by("-created_at", "-id").values_list("verdict", flat=True)[:MOST_COUNTED])
-    rows = tuple(ended.with_names().order_by("-created_at", "-id")[:SHOWN_NEW])
+    rows = tuple(ended.with_names().defer(*UNSEEN).order_by("-created_at", "-id")[:SHOWN_NEW])
     return News(since, rows, verdicts.count(Status.FAIL), len(verdicts))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -26,6 +27,7 @@ from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.models import Environment, Framework, Profile, TrainedModel
 from plumbline_web.validations.enums import State, Status
+from plumbline_web.validations.seed_kinds import KINDS, count_statuses, judge
 from plumbline_web.validations.seed_sql import STATEMENTS
 from workers.report.as_json import to_plain
 
@@ -37,42 +39,6 @@ DATA = ("gsm8k_sample", "tulu3_sample")
 
 OPEN_COUNT = 8
 """How many of the newest run or wait."""
-
-OUTCOMES = (
-    (Status.PASS, 0.80),
-    (Status.FAIL, 0.11),
-    (Status.INCONCLUSIVE, 0.05),
-    (Status.ERROR, 0.01),
-    (State.CANCELLED, 0.02),
-    (State.FAILED, 0.01),
-)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Which checks a fault makes fail, and what they say."""
-
-    checks: tuple[str, ...]
-    pattern: str
-    sentence: str
-    first_wrong: str
-
-
-FAULTS = (
-    Fault(
-        ("step.loss", "step.denominator", "step.gradients"),
-        "objective-scale",
-        "the loss is divided by 336, and 335 tokens count in the step",
-        "loss denominator",
-    ),
-    Fault(("step.loss", "step.gradients"), "loss-mask", "the targets are shifted twice", "labels"),
-    Fault(("step.settings",), "model-definition", "eps is 1e-05 where the config says 1e-06", "model.norm.eps"),
-    Fault(
-        ("step.gradients",), "precision", "gradients differ from layer 1 down to the input", "model.layers.1.self_attn"
-    ),
-    Fault(("data.packing",), "sequence-length", "differs from the second packed document on", "position_ids"),
-    Fault(("step.update",), "objective-scale", "norms are decayed, which the optimizer's groups exclude", "model.norm"),
-)
 
 
 @dataclass(frozen=True)
@@ -103,27 +69,76 @@ def seed(count: int, *, days: int = 180, now: datetime | None = None) -> Seeded:
     keys = _take_keys(count)
     draw = random.Random(count)
     with connection.cursor() as cursor:
+        _skip_key_checks(cursor)
         cursor.execute(
             "CREATE TEMPORARY TABLE seeded (LIKE validations_validation INCLUDING DEFAULTS);"
-            "ALTER TABLE seeded ADD COLUMN fault integer NOT NULL DEFAULT -1"
+            "ALTER TABLE seeded ADD COLUMN kind integer NOT NULL;"
+            "CREATE TEMPORARY TABLE seeded_verdicts (kind int, position int, name text, status text, sentence text,"
+            " pattern text, first_wrong text, value float8, threshold float8, detection_limit float8, document jsonb)"
+        )
+        cursor.executemany(
+            f"INSERT INTO seeded_verdicts VALUES ({', '.join(['%s'] * 11)})",
+            [row for number, kind in enumerate(KINDS) for row in judge(number, kind)],
         )
         with cursor.copy(f"COPY seeded ({', '.join(map(connection.ops.quote_name, _COLUMNS))}) FROM STDIN") as copy:
             for row in _draw_rows(keys, days=days, now=now or timezone.now(), ground=ground, draw=draw):
                 copy.write_row(row)
-        cursor.execute("CREATE TEMPORARY TABLE seeded_checks (position int, name text, sentence text)")
-        cursor.executemany("INSERT INTO seeded_checks VALUES (%s, %s, %s)", _list_checks())
-        cursor.execute(
-            "CREATE TEMPORARY TABLE seeded_faults (fault int, name text, pattern text, sentence text, first_wrong text)"
-        )
-        cursor.executemany("INSERT INTO seeded_faults VALUES (%s, %s, %s, %s, %s)", _list_faults())
         made = {}
-        for name, statement in STATEMENTS.items():
-            cursor.execute(statement)
-            made[name] = cursor.rowcount
-        for table in ("validation", "checkresult", "finding", "frameworkrun", "validationrun", "cell"):
-            cursor.execute(f"ANALYZE validations_{table}")
-        cursor.execute("DROP TABLE seeded, seeded_checks, seeded_faults")
+        with _without_indexes(cursor, "validations_checkresult"):
+            for name, statement in STATEMENTS.items():
+                cursor.execute(statement)
+                made[name] = cursor.rowcount
+        for table, columns in _ANALYSED.items():
+            cursor.execute(f"ANALYZE validations_{table} ({', '.join(columns)})")
+        cursor.execute("DROP TABLE seeded, seeded_verdicts; SET LOCAL session_replication_role TO DEFAULT")
     return Seeded(made["validations"], made["results"], made["findings"], made["cells"])
+
+
+_ANALYSED = {
+    "validation": (
+        "id",
+        "owner_id",
+        "framework_id",
+        "model_id",
+        "profile_id",
+        "state",
+        "verdict",
+        "created_at",
+        "queue",
+    ),
+    "checkresult": ("validation_id", "check_name", "status", "pattern", "superseded_at"),
+    "finding": ("state", "pattern"),
+    "validationrun": ("validation_id", "run_id"),
+    "cell": ("profile_id", "latest_id"),
+}
+"""Columns whose statistics the pages' plans need; those of whole documents take longer than all the rows."""
+
+
+def _skip_key_checks(cursor: Any) -> None:
+    """Leave out the check of each foreign key, where PostgreSQL lets us: a superuser's right.
+
+    Every key comes from the table that it points to. A million verdicts have five keys each, and checking them one by
+    one takes four times as long as writing the rows.
+    """
+    cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+    if cursor.fetchone() == (True,):
+        cursor.execute("SET LOCAL session_replication_role TO replica")
+
+
+@contextmanager
+def _without_indexes(cursor: Any, table: str) -> Iterator[None]:
+    """Drop the indexes that serve reading alone, and build them again: much less work than a million insertions."""
+    cursor.execute(
+        "SELECT index.relname, pg_get_indexdef(indexrelid) FROM pg_index JOIN pg_class index ON index.oid = indexrelid "
+        "WHERE indrelid = %s::regclass AND NOT indisunique",
+        [table],
+    )
+    found = cursor.fetchall()
+    for name, _ in found:
+        cursor.execute(f"DROP INDEX {connection.ops.quote_name(name)}")
+    yield
+    for _, definition in found:
+        cursor.execute(definition)
 
 
 _COLUMNS = (
@@ -158,7 +173,7 @@ _COLUMNS = (
     "inconclusive",
     "errors",
     "skipped",
-    "fault",
+    "kind",
 )
 
 
@@ -207,20 +222,19 @@ def _draw_rows(
     keys: Sequence[int], *, days: int, now: datetime, ground: _Ground, draw: random.Random
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of `seeded`, oldest first, in the order of _COLUMNS."""
-    outcomes, weights = zip(*OUTCOMES, strict=True)
+    weights = [kind.weight for kind in KINDS]
     texts = _Texts()
     count = len(keys)
     for place, key in enumerate(keys):
         created = now - timedelta(days=days) * (1 - (place + draw.random()) / count)
-        outcome = draw.choices(outcomes, weights)[0]
+        number = draw.choices(range(len(KINDS)), weights)[0]
         if count > OPEN_COUNT and place >= count - OPEN_COUNT:
-            outcome = State.RUNNING if place % 2 else State.QUEUED
+            number = len(KINDS) - 1 - place % 2
             created = now - timedelta(seconds=count - place)
+        kind = KINDS[number]
         framework, environment, name = draw.choice(ground.environments)
         model, model_name = draw.choice(ground.models)
-        fault = draw.randrange(len(FAULTS)) if outcome == Status.FAIL else -1
-        packing = fault >= 0 and "data.packing" in FAULTS[fault].checks
-        state, verdict = (State.DONE, outcome) if isinstance(outcome, Status) else (outcome, "")
+        state, verdict = (State.DONE, kind.outcome) if isinstance(kind.outcome, Status) else (kind.outcome, "")
         started = None if state == State.QUEUED else created + timedelta(seconds=1 + draw.random())
         ended = started + timedelta(seconds=20 + 60 * draw.random()) if started and state != State.RUNNING else None
         yield (
@@ -231,14 +245,14 @@ def _draw_rows(
             model,
             draw.choice(ground.profiles),
             draw.choice(DATA),
-            texts.settings(packing),
+            texts.settings(kind.packing),
             "",
             False,
             False,
             600.0,
             "gpu" if draw.random() < 0.2 else "cpu",
-            texts.spec(name, model_name, packing),
-            texts.plan(packing),
+            texts.spec(name, model_name, kind.packing),
+            texts.plan(kind.packing),
             state,
             {State.QUEUED: "waiting for a worker", State.RUNNING: "framework run"}.get(state, ""),
             0.4 if state == State.RUNNING else float(ended is not None),
@@ -250,25 +264,9 @@ def _draw_rows(
             "",
             1,
             verdict,
-            *_count(outcome, fault, packing),
-            fault,
+            *count_statuses(kind),
+            number,
         )
-
-
-def _count(outcome: str, fault: int, packing: bool) -> tuple[int, int, int, int, int]:
-    """passed, failed, inconclusive, errors, skipped, as the statement of the verdicts gives them."""
-    if not isinstance(outcome, Status):
-        return 0, 0, 0, 0, 0
-    failed = len(FAULTS[fault].checks) if fault >= 0 else 0
-    odd = int(outcome in (Status.INCONCLUSIVE, Status.ERROR))
-    skipped = 0 if packing else 1
-    return (
-        len(CHECKS) - failed - odd - skipped,
-        failed,
-        int(outcome == Status.INCONCLUSIVE),
-        int(outcome == Status.ERROR),
-        skipped,
-    )
 
 
 class _Texts:
@@ -297,15 +295,3 @@ class _Texts:
                 {"runs": runs, "judged": judged, "skipped": skipped, "needs_reference": True}
             )
         return self._plans[packing]
-
-
-def _list_checks() -> list[tuple[int, str, str]]:
-    return [(place, name, f"agrees: {check.claim}") for place, (name, check) in enumerate(CHECKS.items())]
-
-
-def _list_faults() -> list[tuple[int, str, str, str, str]]:
-    return [
-        (number, name, fault.pattern, fault.sentence, fault.first_wrong)
-        for number, fault in enumerate(FAULTS)
-        for name in fault.checks
-    ]

@@ -1,4 +1,7 @@
-"""The statements of `seed`, in order; `seeded` holds the drawn validations, each with the number of its fault or -1."""
+"""The statements of `seed`, in order.
+
+`seeded` holds the drawn validations, each with its kind; `seeded_verdicts` what the checks say of a kind.
+"""
 
 from __future__ import annotations
 
@@ -31,45 +34,14 @@ STATEMENTS: Mapping[str, str] = {
         SELECT seeded.id, run.id, 'run', false
         FROM seeded JOIN validations_frameworkrun run ON run.need = 'seed-' || seeded.id
     """,
-    # An inconclusive or broken validation has its one odd verdict at step.update.
     "results": """
         INSERT INTO validations_checkresult (
             validation_id, framework_id, environment_id, model_id, profile_id, check_name, position, status, sentence,
             pattern, first_wrong, value, threshold, detection_limit, elapsed_s, document, plumbline, judged_at)
-        SELECT id, framework_id, environment_id, model_id, profile_id, name, position, status, said, pattern,
-            first_wrong, value, 1e-6, 3.5e-4, 0.01,
-            jsonb_build_object(
-                'check', name, 'status', status, 'sentence', said, 'pattern', nullif(pattern, ''),
-                'first_wrong', nullif(first_wrong, ''), 'detection_limit', 3.5e-4,
-                'detection_limits', jsonb_build_object('lm_head', 3.5e-4), 'shared_code', '[]'::jsonb,
-                'evidence', '{}'::jsonb, 'elapsed_s', 0.01,
-                'measurements', jsonb_build_array(jsonb_build_object(
-                    'name', 'pooled scale', 'value', value, 'threshold', 1e-6, 'holds', status <> 'fail',
-                    'floor', 1e-7, 'limit', 1.1e-6, 'block', null, 'unit', 'relative error'))),
-            '0.1.0', ended_at
-        FROM (
-            SELECT seeded.*, checks.name, checks.position, coalesce(faults.pattern, '') AS pattern,
-                coalesce(faults.first_wrong, '') AS first_wrong, verdicts.status,
-                CASE verdicts.status WHEN 'fail' THEN 3e-3 ELSE 2e-7 END AS value,
-                CASE verdicts.status
-                    WHEN 'fail' THEN faults.sentence
-                    WHEN 'skipped' THEN 'the run does not pack (packing=false)'
-                    WHEN 'inconclusive' THEN 'the learning rate is 0 at every captured step; set steps=4'
-                    WHEN 'error' THEN 'Plumbline''s judge broke; report this with the JSON output'
-                    ELSE checks.sentence
-                END AS said
-            FROM seeded
-            CROSS JOIN seeded_checks checks
-            LEFT JOIN seeded_faults faults ON faults.fault = seeded.fault AND faults.name = checks.name
-            CROSS JOIN LATERAL (
-                SELECT CASE
-                    WHEN faults.name IS NOT NULL THEN 'fail'
-                    WHEN checks.name = 'data.packing' AND NOT (seeded.spec ->> 'packing')::boolean THEN 'skipped'
-                    WHEN checks.name = 'step.update' AND seeded.verdict IN ('inconclusive', 'error') THEN seeded.verdict
-                    ELSE 'pass'
-                END AS status) verdicts
-            WHERE seeded.state = 'done'
-        ) judged
+        SELECT seeded.id, framework_id, environment_id, model_id, profile_id, name, position, status, sentence, pattern,
+            first_wrong, value, threshold, detection_limit, 0.01, document, '0.1.0', ended_at
+        FROM seeded JOIN seeded_verdicts USING (kind)
+        WHERE seeded.state = 'done'
     """,
     # A team decides within a week or two; what is older was decided.
     "findings": """

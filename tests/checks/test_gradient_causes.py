@@ -96,6 +96,7 @@ def test_the_first_wrong_module_of_a_second_pass_is_named_first(healthy: Materia
     )
     assert (verdict.first_wrong, verdict.pattern) == ("model.layers.0.input_layernorm", Pattern.MODEL_DEFINITION)
     assert [m["holds"] for m in verdict.evidence["modules"]] == [True, False]
+    assert [m["floor"] for m in verdict.evidence["modules"]] == [1e-7, 1e-7]
 
 
 def test_a_forward_that_moves_late_tokens_only_points_to_the_sequence_length(healthy: Material, edit: Editor) -> None:

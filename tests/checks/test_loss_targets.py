@@ -115,6 +115,9 @@ def test_a_label_that_the_loss_leaves_out_or_adds_is_a_mask_error(healthy: Mater
     )
     assert (less.first_wrong, less.pattern, less.measurements[0].value) == ("labels", Pattern.LOSS_MASK, 2.0)
     assert (less.evidence["counted"], less.evidence["asked"], less.evidence["wrong"]) == (333, 335, 2)
+    row = less.evidence["tokens"][0]
+    differs = [i for i, pair in enumerate(zip(row["asked"][1], row["counted"][1], strict=True)) if pair[0] != pair[1]]
+    assert (differs, row["reference"]) == ([4, 9], None)
     assert (less.measurements[0].threshold, less.measurements[0].holds) == (0.0, False)
     masked = edit(healthy.capture)
     for index in (0, 1):

@@ -53,6 +53,8 @@ def test_healthy_runs_pass_with_every_gradient_and_the_scale(healthy: Material) 
     assert [m.name for m in verdict.measurements] == ["pooled scale", *first_reference(healthy).gradients]
     assert verdict.evidence["micro_batches"] == (2, 1)
     assert verdict.evidence["only_in_one"] == []
+    assert min(verdict.evidence["cosines"].values()) > 1 - 1e-9
+    assert max(verdict.evidence["scales"].values()) == pytest.approx(1.0, abs=1e-5)
     assert "q_proj" in verdict.detection_limits
     measurement = verdict.measurements[-1]
     floor = first_reference(healthy).floor("lm_head.weight").total / float(

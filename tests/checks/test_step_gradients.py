@@ -60,6 +60,26 @@ def test_a_healthy_step_passes_with_every_gradient_measured(healthy: Material) -
     assert min(verdict.evidence["cosines"].values()) > 1 - 1e-9
     low, high = verdict.evidence["scale_range"]
     assert 0.9999 < low <= min(verdict.evidence["scales"].values()) <= high < 1.0001
+    assert 0.0 < max(verdict.evidence["ratios"].values()) <= 1.0
+
+
+def test_the_evidence_keeps_the_worst_blocks_of_each_tensor(healthy: Material, edit: Editor) -> None:
+    def enlarge(gradient: torch.Tensor) -> torch.Tensor:
+        changed = gradient.clone()
+        changed[size : 2 * size] *= 1.01
+        return changed
+
+    size = first_reference(healthy).gradients[QUERY].blocks.rows
+    verdict = judge(healthy, edit(healthy.capture).change("gradient", QUERY, enlarge))
+    blocks = verdict.evidence["blocks"]
+    assert (blocks[QUERY]["kind"], blocks[QUERY]["count"]) == ("head", 4)
+    index, error, norm, floor, threshold = blocks[QUERY]["worst"][1]
+    assert index == 1
+    assert error / norm == pytest.approx(0.01, rel=1e-3)
+    assert threshold == pytest.approx(8.0 * floor)
+    assert verdict.evidence["ratios"][QUERY] == pytest.approx(error / threshold)
+    assert (blocks[EMBEDDING]["count"], len(blocks[EMBEDDING]["worst"])) == (512, 16)
+    assert NORM not in blocks
 
 
 def test_a_measurement_states_error_threshold_floor_and_limit_relative_to_its_gradient(

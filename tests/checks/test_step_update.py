@@ -43,6 +43,8 @@ def test_a_healthy_run_passes_with_parameters_and_moments_of_both_steps(healthy:
     }
     assert verdict.evidence["learning_rate"] == 1e-3
     assert verdict.evidence["settings"] == []
+    assert verdict.evidence["cosines"].keys() == verdict.evidence["scales"].keys()
+    assert min(verdict.evidence["cosines"].values()) > 1 - 1e-6
     assert {"q_proj", "norm", "lm_head", "embed_tokens"} <= set(verdict.detection_limits)
     updates = [replay(healthy, step) for step in (1, 3)]
     limit = max(

@@ -157,8 +157,6 @@ def test_the_step_page_is_accessible_and_fits_a_phone(page: Page, packed: Valida
     scroll_through(page)
     assert find_serious(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"/validations/{packed.number}/step/?tensor={QUERY}")
-    scroll_through(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 

@@ -25,7 +25,14 @@ from plumbline_web.validations.stepdiff.heat import list_swatches, shade
 from plumbline_web.validations.stepdiff.names import OUTSIDE, place
 from plumbline_web.validations.stepdiff.page import StepPage
 from plumbline_web.validations.stepdiff.state import StepState
-from plumbline_web.validations.stepdiff.tensors import Tensor, find_question, list_steps, list_tensors, say_why_none
+from plumbline_web.validations.stepdiff.tensors import (
+    Tensor,
+    find_question,
+    list_mismatches,
+    list_steps,
+    list_tensors,
+    say_why_none,
+)
 from plumbline_web.validations.stepdiff.tokens import find_worst_row, read_row
 from tests.web.factories import failing_verdicts, make_user, make_validation
 
@@ -203,6 +210,18 @@ def test_an_update_is_shown_by_the_worst_of_itself_and_its_moments() -> None:
         assert each.ratio == max(m.ratio for m in mine)
     assert tensors[0].scale == pytest.approx(1.0000000046107176)
     assert list_tensors(judged, question, step=1)[0].scale is None
+
+
+def test_settings_that_are_not_the_asked_ones_are_said_in_words() -> None:
+    verdict = failing_verdicts()[1]
+    verdict["evidence"]["scalars"] = [
+        ["model.layers.0.self_attn", "scaling", 0.25, 0.2525],
+        ["model.rotary_emb", "inv_freq", [1.0, 0.5, 0.25, 0.125, 0.0625], [1.0]],
+    ]
+    assert list_mismatches(read_documents([verdict])["step.settings"]) == (
+        "scaling of model.layers.0.self_attn is 0.2525, asked 0.25",
+        "inv_freq of model.rotary_emb is [1.0], asked [1.0, 0.5, 0.25, 0.125, … 5 in all]",
+    )
 
 
 def test_why_there_are_no_tensors_is_said() -> None:

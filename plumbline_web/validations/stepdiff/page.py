@@ -22,6 +22,7 @@ from plumbline_web.validations.stepdiff.tensors import (
     choose_step,
     find_first_wrong,
     find_question,
+    list_mismatches,
     list_steps,
     list_tensors,
     list_updates,
@@ -58,7 +59,7 @@ class StepPage:
     judgements: Mapping[str, Judged]
     state: StepState
 
-    @property
+    @cached_property
     def question(self) -> Question:
         """The one that the address asks for, else the first whose check failed."""
         if self.state.kind:
@@ -69,28 +70,28 @@ class StepPage:
         judged = self.judgements.get(question.check)
         return judged is not None and judged.status == FAIL and bool(list_tensors(judged, question))
 
-    @property
+    @cached_property
     def judged(self) -> Judged | None:
         return self.judgements.get(self.question.check)
 
-    @property
+    @cached_property
     def base_query(self) -> str:
         """The address's query without a tensor: what a cell's link adds one to."""
         return replace(self.state, tensor="").query()
 
-    @property
+    @cached_property
     def leading(self) -> Judged | None:
         return find_first_wrong(self.judgements)
 
-    @property
+    @cached_property
     def others(self) -> tuple[Judged, ...]:
         return tuple(judged for judged in self.judgements.values() if judged is not self.leading)
 
-    @property
+    @cached_property
     def steps(self) -> tuple[int, ...]:
         return list_steps(self.judged) if self.question.key == "update" else ()
 
-    @property
+    @cached_property
     def step(self) -> int | None:
         """The optimizer step whose tensors are shown, where there are several."""
         if self.judged is None or not self.steps:
@@ -105,17 +106,22 @@ class StepPage:
     def grid(self) -> Grid:
         return build_grid(self.tensors)
 
+    @cached_property
+    def mismatches(self) -> tuple[str, ...]:
+        """Settings that are not the asked ones, where the question is about settings."""
+        return list_mismatches(self.judged)
+
     @property
     def why_none(self) -> str:
         return "" if self.tensors else say_why_none(self.judged, self.question)
 
-    @property
+    @cached_property
     def floors(self) -> float | None:
         """Floor ÷ threshold, where it is the same for every tensor: 1 ÷ the multiple that is allowed."""
         ratios = [t.floor / t.threshold for t in self.tensors if t.floor and t.threshold]
         return ratios[0] if ratios and max(ratios) - min(ratios) < 1e-6 else None
 
-    @property
+    @cached_property
     def token_rows(self) -> tuple[tuple[int, int], ...]:
         return list_rows(self.judgements.get("step.loss"))
 
@@ -127,11 +133,11 @@ class StepPage:
         micro, row = asked if is_asked else find_worst_row(loss)
         return read_row(loss, self.judgements.get("data.packing"), micro=micro, row=row)
 
-    @property
+    @cached_property
     def micros(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(micro for micro, _ in self.token_rows))
 
-    @property
+    @cached_property
     def row_numbers(self) -> tuple[int, ...]:
         """Rows of the micro-batch that is shown."""
         return tuple(row for micro, row in self.token_rows if self.tokens is not None and micro == self.tokens.micro)

@@ -16,6 +16,9 @@ from plumbline_web.validations.stepdiff.documents import (
     read_optional,
 )
 
+SHOWN_ELEMENTS = 4
+"""Of a setting that is a list, such as rotary frequencies."""
+
 POOLED = "pooled scale"
 RELATIVE = "relative error"
 
@@ -105,6 +108,23 @@ def list_tensors(judged: Judged | None, question: Question, *, step: int | None 
     measured = [m for m in judged.measurements if m.unit == RELATIVE and m.name not in (POOLED, "objective", "loss")]
     absent = judged.evidence.get("absent") or judged.evidence.get("only_in_one") or ()
     return (*(_read(m, judged) for m in measured), *(_absent(name) for name in absent))
+
+
+def list_mismatches(judged: Judged | None) -> tuple[str, ...]:
+    """Settings in force that are not the asked ones, in words: of modules, or of the optimizer."""
+    if judged is None:
+        return ()
+    scalars = judged.evidence.get("scalars") or ()
+    modules = (
+        f"{name} of {module} is {_say(in_force)}, asked {_say(asked)}" for module, name, asked, in_force in scalars
+    )
+    return (*modules, *map(str, judged.evidence.get("settings") or ()))
+
+
+def _say(value: object) -> str:
+    if isinstance(value, list) and len(value) > SHOWN_ELEMENTS:
+        return f"[{', '.join(map(str, value[:SHOWN_ELEMENTS]))}, … {len(value)} in all]"
+    return str(value)
 
 
 def list_steps(judged: Judged | None) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,11 @@ class TokenRow:
     floor: float | None
     threshold: float | None
 
-    @property
+    @cached_property
     def counted(self) -> int:
         return sum(token.counted for token in self.tokens)
 
-    @property
+    @cached_property
     def wrong(self) -> int:
         """Counted tokens beyond the threshold, or whose difference is no number."""
         if self.threshold is None:
@@ -60,7 +61,7 @@ class TokenRow:
             token.difference is not None and not abs(token.difference) <= self.threshold for token in self.tokens
         )
 
-    @property
+    @cached_property
     def misread(self) -> int:
         """Positions that the loss counts and the labels do not ask for, or the other way round."""
         return sum(token.asked is not None and token.asked != token.counted for token in self.tokens)

@@ -14,7 +14,8 @@ from plumbline_web.accounts.enums import Role
 from plumbline_web.validations.exports import stream_csv, stream_json
 from plumbline_web.validations.filters import DEFAULT_SORT, ValidationFilter
 from plumbline_web.validations.models import Validation
-from plumbline_web.validations.pagination import MOST_COUNTED, read_page
+from plumbline_web.validations.overview import UNSEEN
+from plumbline_web.validations.pagination import read_page
 
 FORMS: Mapping[str, str] = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 
@@ -31,7 +32,7 @@ def validation_list(request: HttpRequest) -> HttpResponse:
     if address is not None:
         return HttpResponseRedirect(address)
     user = signed_in(request)
-    found = ValidationFilter(request.GET, queryset=Validation.objects.visible_to(user).with_names())
+    found = ValidationFilter(request.GET, queryset=Validation.objects.visible_to(user).with_names().defer(*UNSEEN))
     active = found.active()
     ctx = {
         "filter": found,
@@ -40,7 +41,6 @@ def validation_list(request: HttpRequest) -> HttpResponse:
         "is_further_open": any(name not in BASIC for name in (*active, *found.errors)),
         "active": active,
         "page": read_page(found.qs, request.GET.get("page", ""), whole=not active),
-        "most": MOST_COUNTED,
         "sort": found.sort_name,
         "may_submit": user.has_role(Role.SUBMITTER),
     }
