@@ -1,4 +1,4 @@
-"""Django's command line, for developers: `python manage.py makemigrations`, `python manage.py test_data` and the rest."""
+"""Django's command line, for developers: `python manage.py makemigrations` and the rest."""
 
 from __future__ import annotations
 

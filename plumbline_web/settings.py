@@ -76,8 +76,10 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
             ],
             "loaders": [
-                ("django.template.loaders.cached.Loader", ["django.template.loaders.filesystem.Loader",
-                                                           "django.template.loaders.app_directories.Loader"]),
+                (
+                    "django.template.loaders.cached.Loader",
+                    ["django.template.loaders.filesystem.Loader", "django.template.loaders.app_directories.Loader"],
+                ),
             ],
         },
     },
@@ -104,6 +106,8 @@ STATICFILES_DIRS = [BASE / "static", (plotly.PREFIX, plotly.package_data())]
 # Finders serve the files where they lie: `plumbline up` needs no collectstatic, and there is no build step.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
+# plotly.js has five megabytes; a new version of Plumbline may change any file, so an hour and no more.
+WHITENOISE_MAX_AGE = 0 if DEBUG else 3600
 
 DATA = Path(os.environ.get("PLUMBLINE_DATA", BASE / "data"))
 ROOTS = [Path(root) for root in os.environ.get("PLUMBLINE_ROOTS", "").split(":") if root]

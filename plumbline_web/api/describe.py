@@ -15,7 +15,7 @@ from plumbline_web.api.access import caller
 from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job
 from plumbline_web.validations.models import CheckResult, Validation
-from plumbline_web.validations.planning import expected_seconds
+from plumbline_web.validations.needs import expected_seconds
 from plumbline_web.validations.presentation import measure_elapsed, row
 from workers.report.as_json import to_plain
 

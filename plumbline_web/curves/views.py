@@ -8,12 +8,10 @@ from django.views.decorators.http import require_GET
 
 from plumbline_web.curves.charts import to_json
 from plumbline_web.curves.compared import TITLES, draw_curves, draw_differences, read_sources
+from plumbline_web.curves.comparison import read_comparison
 from plumbline_web.curves.exports import list_points, render_points_csv
-from plumbline_web.curves.picking import list_choices, read_validations
-from plumbline_web.curves.selection import MOST_TRACES, SCALES, X_AXES, read_selection, rearrange
-from plumbline_web.curves.settings_table import list_settings
-from plumbline_web.curves.summary import summarise
-from plumbline_web.curves.verdicts import list_maps, list_verdicts
+from plumbline_web.curves.picking import read_validations
+from plumbline_web.curves.selection import SCALES, X_AXES, read_selection, rearrange
 from plumbline_web.validations.stepdiff.heat import list_swatches
 from plumbline_web.validations.stepdiff.tensors import QUESTIONS
 
@@ -23,28 +21,18 @@ def compare(request: HttpRequest) -> HttpResponse:
     selection = read_selection(request.GET)
     if "first" in request.GET or "without" in request.GET:
         return redirect(f"{request.path}?{rearrange(selection, request.GET).query()}")
-    found = read_validations(selection, user=request.user)
-    shown = found.validations if selection.all_traces else found.validations[:MOST_TRACES]
-    sources = read_sources(selection, visible=[validation.pk for validation in shown])
-    settings = list_settings(shown)
+    comparison = read_comparison(selection, user=request.user)
     ctx = {
+        "comparison": comparison,
         "selection": selection,
-        "validations": shown,
-        "held_back": len(found.validations) - len(shown),
-        "errors": (*selection.errors, *found.errors),
-        "choices": list_choices(selection, user=request.user),
+        "validations": comparison.validations,
         "query": selection.query(),
+        "differences": len(comparison.sources) > 1,
         "titles": TITLES,
-        "differences": len(sources) > 1,
         "x_axes": X_AXES,
         "scales": SCALES,
         "questions": QUESTIONS,
         "swatches": list_swatches(),
-        "summary": summarise(sources),
-        "verdicts": list_verdicts(shown),
-        "maps": list_maps(shown, selection.kind),
-        "settings": [setting for setting in settings if setting.differs or selection.all_settings],
-        "equal": sum(not setting.differs for setting in settings),
     }
     return render(request, "compare/compare.html", ctx)
 

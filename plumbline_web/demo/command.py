@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from plumbline_web.up.command import add_stack_options, running_stack, say, show_address
-from workers.cli import BROKEN, Subcommands
+from workers.cli import BROKEN, INTERRUPTED, Subcommands
 
 if TYPE_CHECKING:
     from plumbline_web.up.stack import Stack
@@ -37,22 +37,24 @@ def add_demo(commands: Subcommands) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Validate, print both tables, then serve until ctrl-C; without serving, the verdicts' exit code.
+    """Validate, print both tables, then serve until ctrl-C: 0; without serving, the verdicts' exit code.
 
-    That code is the first one that is not 0, as the client gave it.
+    That code is the last one that is not 0, as the client gave it. 130: interrupted before the verdicts were there.
     """
     from plumbline_web.up.supervisor import ServiceFailed, StopAsked
 
+    judged = False
     try:
         with running_stack(options) as stack:
             code = _validate_examples(stack)
+            judged = True
             if not options.serve:
                 return code
             show_address(stack)
             while True:
                 stack.tick()
     except StopAsked:
-        return 0
+        return 0 if judged else INTERRUPTED
     except ServiceFailed as error:
         say("demo", str(error))
         return BROKEN

@@ -14,7 +14,7 @@ from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job
 from plumbline_web.validations.enums import RunRole, RunState, State
 from plumbline_web.validations.models import FrameworkRun, Validation, ValidationRun
-from plumbline_web.validations.planning import expected_seconds, find_stored
+from plumbline_web.validations.needs import expected_seconds, find_stored
 from plumbline_web.validations.states import move
 
 

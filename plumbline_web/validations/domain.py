@@ -247,8 +247,13 @@ def _lock_runs(validation: Validation) -> list[FrameworkRun]:
 
 
 def _lock(validation: Validation, version: int | None) -> Validation:
+    """The row, locked; refused where it has ended, or ended and begun again, since `version`.
+
+    That a queued one has started meanwhile does not make the wish an old one.
+    """
     locked: Validation = Validation.objects.select_for_update().get(pk=validation.pk)
-    if version is not None and version != locked.version:
+    is_another = not locked.is_open or bool(locked.verdict)
+    if version is not None and version != locked.version and is_another and locked.state != State.CANCELLED:
         raise Refused(
             "stale", f"{locked.number} has changed since the page was drawn: it is {locked.state}; look again"
         )

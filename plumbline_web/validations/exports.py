@@ -9,10 +9,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
-
-from plumbline_web.validations.models import Validation
 from plumbline_web.validations.presentation import COLUMNS, Row, row
+from plumbline_web.validations.querysets import ValidationQuerySet
 
 CHUNK_ROWS = 2_000
 """Rows that the database hands over at once."""
@@ -28,7 +26,7 @@ class _Echo:
         return text
 
 
-def stream_csv(queryset: QuerySet[Validation]) -> Iterator[str]:
+def stream_csv(queryset: ValidationQuerySet) -> Iterator[str]:
     """A header line, then one line a validation. Times are ISO 8601 in UTC; what is none is empty."""
     writer = csv.writer(_Echo())
     yield writer.writerow(COLUMNS)
@@ -36,7 +34,7 @@ def stream_csv(queryset: QuerySet[Validation]) -> Iterator[str]:
         yield writer.writerow([_as_cell(getattr(each, name)) for name in COLUMNS])
 
 
-def stream_json(queryset: QuerySet[Validation]) -> Iterator[str]:
+def stream_json(queryset: ValidationQuerySet) -> Iterator[str]:
     """One array of objects, written row by row."""
     separator = "[\n"
     for each in _rows(queryset):
@@ -50,8 +48,8 @@ def to_json(each: Row) -> dict[str, Any]:
     return {name: _as_json(value) for name, value in asdict(each).items()}
 
 
-def _rows(queryset: QuerySet[Validation]) -> Iterable[Row]:
-    return (row(validation) for validation in queryset.with_names().iterator(chunk_size=CHUNK_ROWS))  # type: ignore[attr-defined]
+def _rows(queryset: ValidationQuerySet) -> Iterable[Row]:
+    return (row(validation) for validation in queryset.with_names().iterator(chunk_size=CHUNK_ROWS))
 
 
 def _as_json(value: Any) -> Any:

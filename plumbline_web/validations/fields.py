@@ -17,6 +17,7 @@ from checks.spec import RunSpec
 from plumbline_web.catalog.installed import installed_packages, list_frameworks
 from plumbline_web.catalog.models import TrainedModel
 from plumbline_web.jobs.enums import Queue
+from plumbline_web.validations.field_texts import GROUPS, HELP, LEVELS
 from plumbline_web.validations.forms import SETTING, Entries, write_value
 from workers.queues import LONGEST_RUN_S
 from workers.request import DEFAULT_TIME_LIMIT_S
@@ -24,38 +25,6 @@ from workers.settings import BOUNDS, COUNT_LIMIT, setting_names
 
 MOST_SUGGESTED = 50
 """Models offered beside the shipped ones: those that were validated last."""
-
-GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Batch and data", ("steps", "batch", "accumulation", "seq_len", "packing", "assistant_only")),
-    ("Precision and attention", ("precision", "attention", "gradient_checkpointing")),
-    ("Adapters", ("lora", "lora_r", "lora_alpha", "lora_targets")),
-    ("Optimizer", ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "max_grad_norm")),
-    ("Schedule and seed", ("schedule", "warmup_steps", "seed")),
-)
-"""Settings that are named in no group come in one of their own, so that a new one is never missing."""
-
-HELP: Mapping[str, str] = {
-    "steps": "optimizer steps; the first and the last are captured",
-    "batch": "rows a micro-batch",
-    "accumulation": "micro-batches a step",
-    "seq_len": "tokens a row, up to the model's positions",
-    "precision": "bf16: autocast over float32 parameters; bf16_params: parameters too",
-    "attention": "a family that needs eager has it as its default",
-    "packing": "several documents a row",
-    "assistant_only": "only the assistant's tokens count",
-    "lora": "train adapters instead of the weights",
-    "lora_targets": "names of modules, separated by commas",
-    "momentum": "of sgd",
-    "gradient_checkpointing": "recompute activations in the backward pass",
-}
-
-LEVELS: Mapping[str, str] = {
-    "run": "The run",
-    "step": "The optimizer step",
-    "data": "The data",
-    "model": "The model's definition",
-}
-"""the first part of a check's name → heading; others are headed by the part itself"""
 
 
 @dataclass(frozen=True)

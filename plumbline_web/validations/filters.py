@@ -8,26 +8,25 @@ the unfiltered list.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, cast
 
 import django_filters
 from django import forms
-from django.db.models import Exists, F, OuterRef, QuerySet, Value
+from django.db.models import Exists, F, OuterRef, Value
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from checks.registry import CHECKS
 from plumbline_web.jobs.enums import Queue
-from plumbline_web.validations.enums import OPEN, Pattern, State, Status
-from plumbline_web.validations.models import CheckResult, Validation
+from plumbline_web.validations.enums import OPEN, FindingState, Pattern, State, Status
+from plumbline_web.validations.models import CheckResult, Finding, Validation
 from plumbline_web.validations.names import NO_PROFILE, Names, read_names
-
-Validations = QuerySet[Validation]
+from plumbline_web.validations.querysets import ValidationQuerySet
 
 LONGEST_TEXT = 200
 NUMBER = re.compile(r"(?:V-)?(\d{1,18})", re.IGNORECASE)
@@ -85,13 +84,18 @@ class MomentFilter(django_filters.Filter):
 
 
 def _choice(choices: Any, *, method: str | None = None, label: str, **kwargs: Any) -> django_filters.ChoiceFilter:
-    return django_filters.ChoiceFilter(choices=choices, method=method, label=label, empty_label="any", **kwargs)
+    return django_filters.ChoiceFilter(choices=choices, method=method, label=label, **{"empty_label": "any", **kwargs})
 
 
 class ValidationFilter(django_filters.FilterSet):
     """Facets combine with and; `status` speaks of `check` where both are given, of any check else."""
 
-    text = django_filters.CharFilter(method="filter_text", label="Search", max_length=LONGEST_TEXT)
+    text = django_filters.CharFilter(
+        method="filter_text",
+        label="Search",
+        max_length=LONGEST_TEXT,
+        widget=forms.TextInput(attrs={"type": "search", "data-search": "", "placeholder": "V-12, or words"}),
+    )
     framework = _choice((), label="Framework", method="filter_framework")
     model = _choice((), label="Model", method="filter_model")
     verdict = _choice(Status.choices, label="Verdict")
@@ -104,7 +108,12 @@ class ValidationFilter(django_filters.FilterSet):
     queue = _choice(Queue.choices, label="Queue")
     since = MomentFilter(label="Since", method="filter_since")
     until = MomentFilter(label="Until", method="filter_until")
-    sort = _choice([(name, title) for name, (title, _) in SORTS.items()], label="Sort", method="filter_nothing")
+    sort = _choice(
+        [(name, title) for name, (title, _) in SORTS.items()],
+        label="Order",
+        method="filter_nothing",
+        empty_label=None,  # the first is in force where none is given
+    )
 
     class Meta:
         model = Validation
@@ -113,22 +122,25 @@ class ValidationFilter(django_filters.FilterSet):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name in ("framework", "model", "profile", "who"):
-            self.filters[name].extra["choices"] = partial(self._list_choices, name)
+            self.filters[name].extra["choices"] = self._choices_of(name)
 
     @cached_property
     def names(self) -> Names:
         """The small tables, read once: they are the choices, and the words of a search are looked up in them."""
         return read_names()
 
-    def _list_choices(self, name: str) -> list[tuple[str, str]]:
-        return self.names.choices(name)
+    def _choices_of(self, name: str) -> Callable[[], list[tuple[str, str]]]:
+        # A function, because forms copy their fields deeply: a bound method would take a copy of all this with it.
+        return lambda: self.names.choices(name)
 
     @property
-    def qs(self) -> Validations:
+    def qs(self) -> ValidationQuerySet:
         if not hasattr(self, "_qs"):
-            queryset = self.queryset.all()
+            assert self.queryset is not None  # given, or that of Meta.model
+            queryset = cast(ValidationQuerySet, self.queryset.all())
             if self.is_bound:
-                queryset = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
+                narrowed = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
+                queryset = cast(ValidationQuerySet, narrowed)
             self._qs = order(queryset, self.sort_name)
         return self._qs
 
@@ -143,13 +155,13 @@ class ValidationFilter(django_filters.FilterSet):
             return ()
         return tuple(name for name, value in self.form.cleaned_data.items() if value and name != "sort")
 
-    def filter_nothing(self, queryset: Validations, _name: str, _value: str) -> Validations:
+    def filter_nothing(self, queryset: ValidationQuerySet, _name: str, _value: str) -> ValidationQuerySet:
         return queryset
 
-    def filter_state(self, queryset: Validations, _name: str, value: str) -> Validations:
+    def filter_state(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         return queryset.filter(state__in=OPEN) if value == "open" else queryset.filter(state=value)
 
-    def filter_check(self, queryset: Validations, name: str, value: str) -> Validations:
+    def filter_check(self, queryset: ValidationQuerySet, name: str, value: str) -> ValidationQuerySet:
         """One condition for `check` and `status` together: a validation in which *that* check ended *so*."""
         given = self.form.cleaned_data
         if name == "status" and given.get("check"):
@@ -160,32 +172,35 @@ class ValidationFilter(django_filters.FilterSet):
             conditions["status"] = given["status"]
         return queryset.filter(Exists(CheckResult.objects.filter(validation=OuterRef("pk"), **conditions)))
 
-    def filter_pattern(self, queryset: Validations, _name: str, value: str) -> Validations:
-        results = CheckResult.objects.filter(validation=OuterRef("pk"), pattern=value, superseded_at__isnull=True)
-        return queryset.filter(Exists(results))
+    def filter_pattern(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
+        # Every failing verdict has its finding, and those are a hundredth of the verdicts, with an index for this.
+        findings = Finding.objects.filter(
+            validation=OuterRef("pk"), pattern=value, state__in=[FindingState.OPEN, FindingState.DECIDED]
+        )
+        return queryset.filter(Exists(findings))
 
-    def filter_framework(self, queryset: Validations, _name: str, value: str) -> Validations:
+    def filter_framework(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         return queryset.filter(framework__in=self.names.find("framework", value))
 
-    def filter_model(self, queryset: Validations, _name: str, value: str) -> Validations:
+    def filter_model(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         return queryset.filter(model__in=self.names.find("model", value))
 
-    def filter_who(self, queryset: Validations, _name: str, value: str) -> Validations:
+    def filter_who(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         return queryset.filter(owner__in=self.names.find("who", value))
 
-    def filter_profile(self, queryset: Validations, _name: str, value: str) -> Validations:
+    def filter_profile(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         if value == NO_PROFILE:
             return queryset.filter(profile__isnull=True)
         return queryset.filter(profile__in=self.names.find("profile", value))
 
-    def filter_since(self, queryset: Validations, _name: str, value: Moment) -> Validations:
+    def filter_since(self, queryset: ValidationQuerySet, _name: str, value: Moment) -> ValidationQuerySet:
         return queryset.filter(created_at__gte=value.at)
 
-    def filter_until(self, queryset: Validations, _name: str, value: Moment) -> Validations:
+    def filter_until(self, queryset: ValidationQuerySet, _name: str, value: Moment) -> ValidationQuerySet:
         """A day is included to its end."""
         return queryset.filter(created_at__lt=value.end)
 
-    def filter_text(self, queryset: Validations, _name: str, value: str) -> Validations:
+    def filter_text(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         """A number finds its validation; words find framework, model, profile, person or fault: every word one."""
         number = NUMBER.fullmatch(value.strip())
         if number:
@@ -198,7 +213,7 @@ class ValidationFilter(django_filters.FilterSet):
         return queryset
 
 
-def order(queryset: Validations, name: str) -> Validations:
+def order(queryset: ValidationQuerySet, name: str) -> ValidationQuerySet:
     """The list in one of SORTS; by number where the first key is equal, so that pages do not overlap."""
     if name in DURATION_NAMES:
         queryset = queryset.annotate(duration=DURATION)

@@ -15,6 +15,7 @@ from checks.registry import CHECKS
 from plumbline_web.catalog.models import Profile
 from plumbline_web.jobs.enums import Queue
 from plumbline_web.validations.submission import BYTES_IN_GB, Submission
+from workers.request import DEFAULT_TIME_LIMIT_S
 from workers.settings import setting_names
 
 PLAIN = ("framework", "model", "data", "inject", "queue", "time_limit_s", "memory_limit_gb")
@@ -56,7 +57,7 @@ def read_post(post: QueryDict) -> Entries:
     """What came with a form that was sent."""
     names = (*PLAIN, *SWITCHES, *(SETTING + name for name in setting_names()))
     return Entries(
-        texts={name: post[name] for name in names if name in post},
+        texts={name: str(post[name]) for name in names if name in post},
         checks=frozenset(post.getlist("checks")) & frozenset(CHECKS),
         key=post.get("key", "")[:100] or uuid.uuid4().hex,
         cloned_from=post.get("cloned_from", ""),
@@ -66,7 +67,7 @@ def read_post(post: QueryDict) -> Entries:
 
 def read_query(query: QueryDict) -> Entries:
     """A fresh form, with what the address gives: a link of the matrix names framework and model."""
-    return Entries(texts={name: query[name] for name in ("framework", "model", "data") if name in query})
+    return Entries(texts={name: str(query[name]) for name in ("framework", "model", "data") if name in query})
 
 
 def read_clone(submission: Submission, *, source: str) -> Entries:
@@ -78,7 +79,7 @@ def read_clone(submission: Submission, *, source: str) -> Entries:
         "data": submission.data,
         "inject": submission.inject or "",
         "queue": submission.queue or Queue.CPU.value,
-        "time_limit_s": f"{submission.time_limit_s:g}",
+        "time_limit_s": "" if submission.time_limit_s == DEFAULT_TIME_LIMIT_S else f"{submission.time_limit_s:g}",
         "memory_limit_gb": f"{memory / BYTES_IN_GB:g}" if memory else "",
         "full": "true" if submission.full else "",
         "fresh": "true" if submission.fresh else "",

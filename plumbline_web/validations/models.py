@@ -207,11 +207,7 @@ class Reference(models.Model):
     key = models.CharField(max_length=64, unique=True)
     """SHA-256 of checkpoint, batch, settings, starting state and the reference's own version"""
     step = models.PositiveIntegerField()
-    artefact = models.ForeignKey(
-        "artefacts.Artefact", null=True, blank=True, on_delete=models.PROTECT, related_name="references"
-    )
-    """null where there is none, and `why_none` says why"""
-    why_none = models.TextField(blank=True)
+    artefact = models.ForeignKey("artefacts.Artefact", on_delete=models.PROTECT, related_name="references")
     seconds = models.FloatField()
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -221,7 +217,11 @@ class RunReference(models.Model):
 
     run = models.ForeignKey(FrameworkRun, on_delete=models.CASCADE, related_name="run_references")
     step = models.PositiveIntegerField()
-    reference = models.ForeignKey(Reference, on_delete=models.PROTECT, related_name="run_references")
+    reference = models.ForeignKey(
+        Reference, null=True, blank=True, on_delete=models.PROTECT, related_name="run_references"
+    )
+    """null where there is nothing trusted to compare with, and `why_none` says why"""
+    why_none = models.TextField(blank=True)
     cached = models.BooleanField(default=False)
     """it had been computed for an earlier run"""
 

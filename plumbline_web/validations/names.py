@@ -20,7 +20,7 @@ NO_PROFILE = "none"
 
 @dataclass(frozen=True)
 class Name:
-    """One row of a small table. `value`: as an address has it; several rows may share one, as a retrained model does."""
+    """One row of a small table. `value`: as an address has it; rows may share one, as a retrained model does."""
 
     key: int
     value: str

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import statistics
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from checks.errors import BadRequest
@@ -18,18 +12,12 @@ from checks.spec import RunSpec
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.installed import get_environment, get_framework, get_model
 from plumbline_web.catalog.models import Environment, Framework, TrainedModel
-from plumbline_web.jobs.enums import JobState, Kind
-from plumbline_web.jobs.models import Job
-from plumbline_web.validations.enums import RunRole, RunState
-from plumbline_web.validations.models import FrameworkRun
+from plumbline_web.jobs.enums import Kind
+from plumbline_web.validations.needs import digest_data, digest_need, expected_seconds, find_stored
 from plumbline_web.validations.submission import FIELDS, InvalidSubmission, Submission, check_roots
 from workers.execution import TITLES
 from workers.planner import Plan, PlannedRun, make_plan
-from workers.report.as_json import to_plain
 from workers.validate import build_spec
-
-RECENT_JOBS = 20
-"""How many earlier jobs the expected time is the median of."""
 
 PROCESS_BYTES = 1_200_000_000
 """Resident size of a framework's process before it holds a model: interpreter, torch and transformers, measured at
@@ -147,18 +135,6 @@ def _expect_whole(resolved: Resolved, new_runs: int) -> float | None:
     return (capture or 0.0) * new_runs + (reference or 0.0) * bool(new_runs) + judge
 
 
-def expected_seconds(kind: Kind, framework: Framework, model: TrainedModel) -> float | None:
-    """The median duration of the latest jobs of a kind for a framework and a family; None where there were none."""
-    jobs = Job.objects.filter(kind=kind, state=JobState.DONE, ended_at__isnull=False)
-    if kind == Kind.JUDGE:
-        jobs = jobs.filter(validation__framework=framework, validation__model__family=model.family)
-    else:
-        jobs = jobs.filter(run__framework=framework, run__model__family=model.family)
-    times = jobs.order_by("-ended_at").values_list("started_at", "ended_at")[:RECENT_JOBS]
-    seconds = [(ended - started).total_seconds() for started, ended in times if started and ended]
-    return statistics.median(seconds) if seconds else None
-
-
 def need_of(resolved: Resolved, planned: PlannedRun) -> str:
     return digest_need(
         planned.spec,
@@ -171,53 +147,6 @@ def need_of(resolved: Resolved, planned: PlannedRun) -> str:
     )
 
 
-def digest_need(
-    spec: RunSpec,
-    *,
-    environment: Environment,
-    model: TrainedModel,
-    data_digest: str,
-    steps: Sequence[int],
-    modules: str,
-    full: bool,
-) -> str:
-    """SHA-256 of everything that decides what a framework run records: equal needs are one run.
-
-    Paths are not among it, their contents are.
-    """
-    settings: Mapping[str, Any] = {k: v for k, v in to_plain(spec).items() if k not in ("model", "data")}
-    content = [environment.digest, model.revision, data_digest, settings, list(steps), modules, full]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def find_stored(need: str, *, fresh: bool) -> FrameworkRun | None:
-    """A run of the same need that is under way, or that ended well and whose capture is whole."""
-    under_way = FrameworkRun.objects.filter(need=need, state__in=[RunState.QUEUED, RunState.RUNNING]).first()
-    if under_way is not None:
-        return under_way
-    if fresh:
-        return None
-    stored = FrameworkRun.objects.filter(need=need, ending="completed", capture__isnull=False)
-    return stored.exclude(capture__files__artefact__missing_since__isnull=False).order_by("-ended_at").first()
-
-
-def digest_data(path: Path) -> str:
-    """SHA-256 over the names and contents of a data set's files; read again only when one changed."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        stat = file.stat()
-        digest.update(str(file.relative_to(path.parent)).encode())
-        digest.update(_digest_file(file, stat.st_size, stat.st_mtime_ns).encode())
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=1024)
-def _digest_file(file: Path, _size: int, _modified_ns: int) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """The plan as it is stored and shown."""
     return {
@@ -228,6 +157,3 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "skipped": [{"check": check.name, "reason": reason} for check, reason in plan.skipped],
         "needs_reference": plan.needs_reference,
     }
-
-
-ROLE_ORDER = tuple(RunRole)

@@ -13,12 +13,14 @@ from celery.signals import worker_shutting_down
 from plumbline_web.jobs.domain import RUN_JOB
 from plumbline_web.validations.sweeping import SWEEP, reap_job, sweep
 from plumbline_web.validations.work.heart import stop_file
-from plumbline_web.validations.work.perform import perform
 
 
 @shared_task(name=RUN_JOB)
 def run_job(job_id: int) -> None:
     """Do one job, unless somebody does it already."""
+    # Here, so that the sweeper's worker and beat start without torch.
+    from plumbline_web.validations.work.perform import perform
+
     perform(job_id, worker=f"{socket.gethostname()}:{os.getppid()}", host=socket.gethostname())
 
 

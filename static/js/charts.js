@@ -216,7 +216,7 @@ function buildLayout(chart, theme, figure) {
     plot_bgcolor: theme.paper,
     font: { family: theme.font, size: 12, color: theme.ink },
     showlegend: many,
-    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { size: 11 } },
+    legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, traceorder: "normal", font: { size: 11 } },
     hoverlabel: { bgcolor: theme.panel, bordercolor: theme.strong, font: { color: theme.ink, size: 12 } },
     hovermode: "closest",
     dragmode: "zoom",

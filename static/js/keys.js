@@ -52,7 +52,10 @@ function openHelp() {
 
 function focusSearch() {
   const box = document.querySelector("[data-search]");
-  if (!box) return location.assign("/validations/?focus=search");
+  if (!box) {
+    location.assign("/validations/#search");
+    return;
+  }
   box.focus();
   box.select();
 }
@@ -60,6 +63,7 @@ function focusSearch() {
 const isTyping = (target) => target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]") !== null;
 
 export function startKeys() {
+  if (location.hash === "#search") focusSearch();
   let first = "";
   let timer = 0;
   for (const button of document.querySelectorAll("[data-open-help]")) {

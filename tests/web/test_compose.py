@@ -48,6 +48,10 @@ class Services:
         self._described = read_compose()["services"]
         self._port = str(find_free_port())
 
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """As `docker compose exec web …` would."""
+        return run_command(words, environment=self._environment)
+
     def run(self, name: str) -> subprocess.CompletedProcess[str]:
         return run_command(interpolate(self._described[name]["command"]), environment=self._environment)
 
@@ -101,6 +105,21 @@ def test_each_of_our_services_starts_is_healthy_and_stops(services: Services) ->
         assert "serves cpu, gpu" in commands["worker-cpu"].wait_for("cpu-1     ready")
         assert [command.stop() for command in commands.values()] == [0, 0, 0]
     assert [name for name in together if services.is_healthy(name)] == []
+
+
+def test_the_first_administrator_gets_a_link_where_up_does_not_print_it(services: Services) -> None:
+    assert services.run("migrate").returncode == 0
+    linked = services.call("plumbline", "first-link")
+    assert linked.returncode == 0, linked.stderr
+    assert re.fullmatch(rf"{settings.ORIGIN}/sign-in/[\w-]{{43}}/\n", linked.stdout)
+    signed_in = "from plumbline_web.accounts.domain import sign_in_with; sign_in_with({!r})"
+    secret = linked.stdout.strip().rstrip("/").split("/")[-1]
+    assert services.call("plumbline", "manage", "shell", "--command", signed_in.format(secret)).returncode == 0
+    refused = services.call("plumbline", "first-link")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert refused.stderr == (
+        "plumbline: first-link: an administrator has signed in already; ask them for a link, at /users/.\n"
+    )
 
 
 def test_without_a_gpu_the_gpu_service_works_on_the_cpu(services: Services) -> None:

@@ -36,18 +36,18 @@ def page(live_server: Any) -> Iterator[Page]:
         opened.set_default_timeout(20_000)
         yield opened
         context.close()
-    assert messages == []
+    # the one form that was meant to be wrong; a violation of the content security policy would be another
+    assert [message for message in messages if "400 (Bad Request)" not in message] == []
+    assert len(messages) <= 1
 
 
 def sign_in(page: Page) -> None:
     secret = create_first_administrator_link()
     page.goto(f"/sign-in/{secret}/")
     page.get_by_role("button", name="Sign in").click()
-    expect(page).to_have_title(re.compile("^Overview"))
-    page.goto(f"/sign-in/{secret}/")
-    if page.get_by_role("button", name="Sign in").count():
-        page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("once")
+    expect(page.locator("#main")).to_contain_text("You have no password yet")
+    assert find_serious(page) == []
+    page.get_by_role("link", name="Overview").first.click()
 
 
 def ask(page: Page, *, fault: str | None, wrong: bool) -> None:

@@ -83,7 +83,7 @@ def draw_forward(forward: Forward) -> Chart:
     exact = sum(module.error == 0.0 for module in modules)
     return Chart(
         label="Forward error by module",
-        x=Axis("modules in the order in which a forward completes them", ticks=_layer_ticks([m.path for m in modules])),
+        x=Axis("modules, in order of completion", ticks=_layer_ticks([m.path for m in modules])),
         y=Axis("relative error of the output", LOG),
         traces=(
             *sides,

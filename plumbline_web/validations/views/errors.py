@@ -24,4 +24,4 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     elif isinstance(exception, TooManyFieldsSent):
         sentence = f"The form has more than {settings.DATA_UPLOAD_MAX_NUMBER_FIELDS} fields; send fewer."
     # No request in the template: reading its user or its fields could fail as the request did.
-    return render(None, "400.html", {"sentence": sentence}, status=status)  # type: ignore[arg-type]
+    return render(None, "400.html", {"sentence": sentence}, status=status)

@@ -17,7 +17,7 @@ from plumbline_web.validations.advance import advance, attach_run, start
 from plumbline_web.validations.completion import complete
 from plumbline_web.validations.enums import RunRole
 from plumbline_web.validations.models import FrameworkRun, Validation
-from plumbline_web.validations.planning import digest_need
+from plumbline_web.validations.needs import digest_need
 from plumbline_web.validations.work.computing import compute
 from plumbline_web.validations.work.heart import Heart
 from plumbline_web.validations.work.reference import lay_out_references

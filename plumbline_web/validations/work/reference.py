@@ -41,6 +41,10 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
             RunReference.objects.update_or_create(
                 run=run, step=int(step), defaults={"reference": reference, "cached": step in answer["held"]}
             )
+        for step, why in answer["none"].items():
+            RunReference.objects.update_or_create(
+                run=run, step=int(step), defaults={"reference": None, "why_none": why, "cached": False}
+            )
         finish(job, JobState.DONE, log=store_file(directory / "log"))
         advance_all(FrameworkRun.objects.select_for_update().get(pk=run.pk))
 
@@ -58,7 +62,8 @@ def keep_reference(key: str, *, step: int, seconds: float) -> Reference:
 
 def lay_out_references(run: FrameworkRun) -> None:
     """Bring a run's references into this machine's cache, from the store where another machine computed them."""
-    for link in run.run_references.select_related("reference__artefact"):
+    for link in run.run_references.filter(reference__isnull=False).select_related("reference__artefact"):
+        assert link.reference is not None
         file = reference_cache() / f"{link.reference.key}.safetensors"
         if not file.is_file():
             materialise(link.reference.artefact, file)
