@@ -171,7 +171,8 @@ def draw(entries: Entries, *, errors: Mapping[str, str] | None = None, origin: E
         help="to show that a check sees it; it brings the settings that it needs",
     )
     settings = tuple(painter.groups())
-    drawn = (*what, *(each for group in settings for each in group.fields), *resources, *switches, inject)
+    checks = Field("checks", "Checks")
+    drawn = (*what, checks, *(each for group in settings for each in group.fields), *resources, *switches, inject)
     return Drawn(
         entries=entries,
         what=what,
@@ -243,9 +244,7 @@ class _Painter:
         order = {name: place for place, name in enumerate(fields)}
         links = []
         for name, sentence in sorted(self._errors.items(), key=lambda item: order.get(item[0], len(order))):
-            if name == "checks":
-                links.append(ErrorLink("checks", "Checks", sentence))
-            elif name in fields:
+            if name in fields:
                 links.append(ErrorLink(fields[name].id, fields[name].label, sentence))
             else:
                 links.append(ErrorLink("", name.removeprefix(SETTING), sentence))

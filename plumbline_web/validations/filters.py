@@ -68,14 +68,14 @@ class MomentField(forms.CharField):
         if not text:
             return None
         try:
-            moment = parse_datetime(text)
-            date = None if moment else parse_date(text)
+            date = parse_date(text)
+            moment = None if date else parse_datetime(text)
         except ValueError:  # well formed, and no day of any calendar
-            moment = date = None
-        if moment is not None:
-            return Moment(moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC), is_day=False)
+            date = moment = None
         if date is not None:
             return Moment(datetime(date.year, date.month, date.day, tzinfo=UTC), is_day=True)
+        if moment is not None:
+            return Moment(moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC), is_day=False)
         raise forms.ValidationError(f"{text[:40]!r} is no date; write it as 2026-11-29 or 2026-11-29T17:00")
 
 

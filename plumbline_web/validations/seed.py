@@ -26,7 +26,7 @@ from checks.spec import RunSpec
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.models import Environment, Framework, Profile, TrainedModel
-from plumbline_web.validations.enums import State, Status
+from plumbline_web.validations.enums import OPEN, State, Status
 from plumbline_web.validations.seed_kinds import KINDS, count_statuses, judge
 from plumbline_web.validations.seed_sql import STATEMENTS
 from workers.report.as_json import to_plain
@@ -71,8 +71,8 @@ def seed(count: int, *, days: int = 180, now: datetime | None = None) -> Seeded:
     with connection.cursor() as cursor:
         _skip_key_checks(cursor)
         cursor.execute(
-            "CREATE TEMPORARY TABLE seeded (LIKE validations_validation INCLUDING DEFAULTS);"
-            "ALTER TABLE seeded ADD COLUMN kind integer NOT NULL;"
+            "CREATE TEMPORARY TABLE seeded_kinds (id bigint PRIMARY KEY, kind integer NOT NULL);"
+            "CREATE TEMPORARY VIEW seeded AS SELECT * FROM validations_validation JOIN seeded_kinds USING (id);"
             "CREATE TEMPORARY TABLE seeded_verdicts (kind int, position int, name text, status text, sentence text,"
             " pattern text, first_wrong text, value float8, threshold float8, detection_limit float8, document jsonb)"
         )
@@ -80,18 +80,30 @@ def seed(count: int, *, days: int = 180, now: datetime | None = None) -> Seeded:
             f"INSERT INTO seeded_verdicts VALUES ({', '.join(['%s'] * 11)})",
             [row for number, kind in enumerate(KINDS) for row in judge(number, kind)],
         )
-        with cursor.copy(f"COPY seeded ({', '.join(map(connection.ops.quote_name, _COLUMNS))}) FROM STDIN") as copy:
-            for row in _draw_rows(keys, days=days, now=now or timezone.now(), ground=ground, draw=draw):
+        kinds = random.Random(count).choices(range(len(KINDS)), [kind.weight for kind in KINDS], k=count)
+        if count > OPEN_COUNT:
+            kinds[-OPEN_COUNT:] = [len(KINDS) - 1 - place % 2 for place in range(OPEN_COUNT)]
+        with cursor.copy(
+            f"COPY validations_validation ({', '.join(map(connection.ops.quote_name, _COLUMNS))}) FROM STDIN"
+        ) as copy:
+            for row in _draw_rows(keys, kinds, days=days, now=now or timezone.now(), ground=ground, draw=draw):
                 copy.write_row(row)
+        with cursor.copy("COPY seeded_kinds FROM STDIN") as copy:
+            for pair in zip(keys, kinds, strict=True):
+                copy.write_row(pair)
+        cursor.execute("ANALYZE seeded_kinds")
+        _analyse(cursor, "validation")
         made = {}
         with _without_indexes(cursor, "validations_checkresult"):
             for name, statement in STATEMENTS.items():
                 cursor.execute(statement)
                 made[name] = cursor.rowcount
-        for table, columns in _ANALYSED.items():
-            cursor.execute(f"ANALYZE validations_{table} ({', '.join(columns)})")
-        cursor.execute("DROP TABLE seeded, seeded_verdicts; SET LOCAL session_replication_role TO DEFAULT")
-    return Seeded(made["validations"], made["results"], made["findings"], made["cells"])
+        for table in ("checkresult", "finding", "validationrun", "cell"):
+            _analyse(cursor, table)
+        cursor.execute(
+            "DROP VIEW seeded; DROP TABLE seeded_kinds, seeded_verdicts; SET LOCAL session_replication_role TO DEFAULT"
+        )
+    return Seeded(count, made["results"], made["findings"], made["cells"])
 
 
 _ANALYSED = {
@@ -114,6 +126,10 @@ _ANALYSED = {
 """Columns whose statistics the pages' plans need; those of whole documents take longer than all the rows."""
 
 
+def _analyse(cursor: Any, table: str) -> None:
+    cursor.execute(f"ANALYZE validations_{table} ({', '.join(_ANALYSED[table])})")
+
+
 def _skip_key_checks(cursor: Any) -> None:
     """Leave out the check of each foreign key, where PostgreSQL lets us: a superuser's right.
 
@@ -134,9 +150,12 @@ def _without_indexes(cursor: Any, table: str) -> Iterator[None]:
         [table],
     )
     found = cursor.fetchall()
+    cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # an index cannot go, or come, while keys are still to be checked
+    cursor.execute("SET CONSTRAINTS ALL DEFERRED")
     for name, _ in found:
         cursor.execute(f"DROP INDEX {connection.ops.quote_name(name)}")
     yield
+    cursor.execute("SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED")
     for _, definition in found:
         cursor.execute(definition)
 
@@ -173,7 +192,6 @@ _COLUMNS = (
     "inconclusive",
     "errors",
     "skipped",
-    "kind",
 )
 
 
@@ -219,19 +237,16 @@ def _take_keys(count: int) -> list[int]:
 
 
 def _draw_rows(
-    keys: Sequence[int], *, days: int, now: datetime, ground: _Ground, draw: random.Random
+    keys: Sequence[int], kinds: Sequence[int], *, days: int, now: datetime, ground: _Ground, draw: random.Random
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows of `seeded`, oldest first, in the order of _COLUMNS."""
-    weights = [kind.weight for kind in KINDS]
+    """Rows of validations, oldest first, in the order of _COLUMNS."""
     texts = _Texts()
     count = len(keys)
     for place, key in enumerate(keys):
+        kind = KINDS[kinds[place]]
         created = now - timedelta(days=days) * (1 - (place + draw.random()) / count)
-        number = draw.choices(range(len(KINDS)), weights)[0]
-        if count > OPEN_COUNT and place >= count - OPEN_COUNT:
-            number = len(KINDS) - 1 - place % 2
+        if kind.outcome in OPEN:
             created = now - timedelta(seconds=count - place)
-        kind = KINDS[number]
         framework, environment, name = draw.choice(ground.environments)
         model, model_name = draw.choice(ground.models)
         state, verdict = (State.DONE, kind.outcome) if isinstance(kind.outcome, Status) else (kind.outcome, "")
@@ -265,7 +280,6 @@ def _draw_rows(
             1,
             verdict,
             *count_statuses(kind),
-            number,
         )
 
 

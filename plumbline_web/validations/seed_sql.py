@@ -1,6 +1,6 @@
 """The statements of `seed`, in order.
 
-`seeded` holds the drawn validations, each with its kind; `seeded_verdicts` what the checks say of a kind.
+`seeded` is a view of the new validations, each with its kind; `seeded_verdicts` what the checks say of a kind.
 """
 
 from __future__ import annotations
@@ -8,16 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 STATEMENTS: Mapping[str, str] = {
-    "validations": """
-        INSERT INTO validations_validation (
-            id, owner_id, framework_id, environment_id, model_id, profile_id, data, settings, inject, "full", fresh,
-            time_limit_s, queue, spec, plan, state, phase, fraction, error, warnings, created_at, started_at, ended_at,
-            idempotency_key, version, verdict, passed, failed, inconclusive, errors, skipped)
-        SELECT id, owner_id, framework_id, environment_id, model_id, profile_id, data, settings, inject, "full", fresh,
-            time_limit_s, queue, spec, plan, state, phase, fraction, error, warnings, created_at, started_at, ended_at,
-            idempotency_key, version, verdict, passed, failed, inconclusive, errors, skipped
-        FROM seeded
-    """,
     "runs": """
         INSERT INTO validations_frameworkrun (
             need, framework_id, environment_id, model_id, spec, steps, modules, "full", time_limit_s, state, created_at,

@@ -13,6 +13,7 @@ from plumbline_web.celery import app
 from plumbline_web.jobs.domain import MOST_ATTEMPTS, dispatch, finish, lease_tag, requeue
 from plumbline_web.jobs.enums import JobState, Queue
 from plumbline_web.jobs.models import Job
+from plumbline_web.jobs.scratch import remove_scratch
 from plumbline_web.validations.ending import end_failed
 from workers.queues import SWEEP_EVERY_S, host_queue
 from workers.sandbox import end_tagged
@@ -46,7 +47,9 @@ def sweep(*, host: str) -> None:
 
 def reap_job(job_id: int, token: int) -> None:
     """End the processes of an expired lease on this machine, and put the job back when they are gone."""
-    if end_tagged(lease_tag(job_id, token)):
+    tag = lease_tag(job_id, token)
+    if end_tagged(tag):
+        remove_scratch(tag)
         _give_back(job_id, token)
     else:
         log.error("job %s: its processes cannot be ended; it waits", job_id)

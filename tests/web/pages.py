@@ -27,7 +27,7 @@ def text_of(response: Any) -> str:
     """The words of a page's main part, with single spaces."""
     whole = response.content.decode()
     found = re.search(r"<main.*?</main>", whole, re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", found[0] if found else whole)).split())
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", found[0] if found else whole)).split())
 
 
 def numbers_of(response: Any) -> list[int]:

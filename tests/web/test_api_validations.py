@@ -207,7 +207,8 @@ def test_cancelling_twice_changes_nothing_and_a_stale_wish_is_refused(
 ) -> None:
     validation = make_validation(owner=user, state="queued")
     address = f"{ADDRESS}/{validation.number}/cancel"
-    stale = post(client, address, {"version": validation.version + 1}, headers)
+    ended = make_validation(owner=user, state="done")
+    stale = post(client, f"{ADDRESS}/{ended.number}/cancel", {"version": ended.version + 1}, headers)
     assert (stale.status_code, stale.json()["error"]["code"]) == (409, "stale")
     first, second = post(client, address, {}, headers), post(client, address, {}, headers)
     assert [first.json()["state"], second.json()["state"]] == ["cancelled", "cancelled"]

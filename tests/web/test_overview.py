@@ -86,7 +86,7 @@ def test_a_regression_names_last_good_and_first_bad() -> None:
     good = factories.make_validation(verdicts=factories.passing_verdicts())
     bad = factories.make_validation()
     factories.make_cell(bad, last_good=good, first_bad=bad)
-    assert f"regression: good V-{good.pk}, bad V-{bad.pk}" in text_of(sign_in().get("/"))
+    assert f"regression : good V-{good.pk} , bad V-{bad.pk}" in text_of(sign_in().get("/"))
 
 
 def test_the_matrix_narrows_to_a_profile_and_to_none() -> None:

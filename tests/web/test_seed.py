@@ -34,11 +34,11 @@ def test_rows_agree_with_each_other() -> None:
 def test_cells_name_their_latest_good_and_bad() -> None:
     seed(500)
     for cell in Cell.objects.select_related("latest", "conclusive", "last_good", "first_bad"):
-        assert cell.conclusive is None or cell.conclusive_id <= cell.latest_id
+        assert cell.conclusive is None or cell.conclusive.pk <= cell.latest.pk
         assert cell.last_good is None or cell.last_good.verdict == "pass"
         if cell.first_bad is not None:
             assert cell.first_bad.verdict == "fail"
-            assert cell.last_good_id is None or cell.last_good_id < cell.first_bad_id
+            assert cell.last_good is None or cell.last_good.pk < cell.first_bad.pk
         if cell.conclusive is not None:
             assert (cell.conclusive.verdict == "fail") == (cell.first_bad is not None)
 

@@ -1,6 +1,6 @@
 """The computing processes' parent: it has torch and the checks loaded, and forks one process an order.
 
-Loading takes four to five seconds, as long as judging a tiny model; a fork takes none. The zygote itself computes
+Loading takes nine seconds, three times as long as judging a tiny model; a fork takes none. The zygote itself computes
 nothing and starts no thread, so that a fork of it is as good as a new process. It reads one JSON order a line, answers
 with the child's pid and then with its exit status, and ends, with the child, when its standard input closes: then the
 worker has died.
@@ -15,19 +15,21 @@ import signal
 import sys
 import tempfile
 import traceback
+from importlib import import_module
 from typing import Any
 
-import checks.registry
 import workers.jobs.compute as computing
 
 POLL_S = 0.05
 
-assert checks.registry  # loaded for the forks
+PRELOADED = ("checks.registry", "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.modeling_auto")
+"""Beside `compute` itself; one family's modeling module draws in what all of them share."""
 
 
 def main() -> int:
     """Serve orders until standard input closes."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when a child computes first; big models raise it themselves
+    for name in PRELOADED:
+        import_module(name)
     _answer("ready")
     buffer = b""
     while True:

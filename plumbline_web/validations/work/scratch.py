@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from django.conf import settings
 from checks.captures.capture import Capture as RecordedCapture
 from plumbline_web.artefacts.store import materialise, store_file
 from plumbline_web.jobs.domain import Lease
+from plumbline_web.jobs.scratch import remove_scratch, scratch_of
 from plumbline_web.validations.models import Capture, CaptureFile, FrameworkRun
 from workers.jobs.documents import StoredOutcome
 
@@ -21,13 +21,13 @@ from workers.jobs.documents import StoredOutcome
 @contextmanager
 def scratch_directory(lease: Lease) -> Iterator[Path]:
     """A directory of this lease alone; it goes with the work."""
-    directory = Path(settings.DATA) / "scratch" / lease.tag
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_scratch(lease.tag)
+    directory = scratch_of(lease.tag)
     directory.mkdir(parents=True)
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_scratch(lease.tag)
 
 
 def reference_cache() -> Path:
