@@ -15,3 +15,6 @@ urlpatterns = [
     path("", include("plumbline_web.catalog.urls")),
     path("api/v1/", include("plumbline_web.api.urls")),
 ]
+
+# Names what was too large, where Django's own page would only say that something was wrong.
+handler400 = "plumbline_web.validations.views.errors.bad_request"

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,15 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
     add("--port", type=parse_port, default=8000, help="of the dashboard; 0 for any that is free (default: 8000)")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: 127.0.0.1)")
     add("--data", type=Path, metavar="DIR", help="everything that is kept (default: plumbline in the XDG data home)")
+    add(
+        "--root",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        dest="roots",
+        help="directory under which checkpoints and data sets may lie; repeatable (default: only what ships)",
+    )
     add("--workers", type=parse_count, metavar="N", help="framework runs side by side on the CPU (default: 1 or 2)")
 
 
@@ -71,6 +80,7 @@ def running_stack(options: argparse.Namespace) -> Iterator[Stack]:
     from plumbline_web.up.processes import end_marked
     from plumbline_web.up.stack import Address, Stack
 
+    allow_roots(options.roots)
     workers = min(MOST_WORKERS, os.cpu_count() or 1) if options.workers is None else options.workers
     with contextlib.ExitStack() as held:
         directory = held.enter_context(hold_directory(options.data or default_directory()))
@@ -87,6 +97,21 @@ def running_stack(options: argparse.Namespace) -> Iterator[Stack]:
             yield stack
         finally:
             stack.stop()
+
+
+def allow_roots(roots: Sequence[Path]) -> None:
+    """Add directories to those of PLUMBLINE_ROOTS.
+
+    Raises:
+        BadRequest: one is no directory, or its name holds the separator.
+    """
+    for root in roots:
+        if not root.is_dir():
+            raise BadRequest("root", f"{root} is not a directory", "name one that exists")
+        if os.pathsep in str(root.resolve()):
+            raise BadRequest("root", f"{root.resolve()} holds a {os.pathsep!r}", "name one without it")
+    known = [root for root in os.environ.get("PLUMBLINE_ROOTS", "").split(os.pathsep) if root]
+    os.environ["PLUMBLINE_ROOTS"] = os.pathsep.join([*known, *(str(root.resolve()) for root in roots)])
 
 
 def show_address(stack: Stack) -> None:

@@ -95,6 +95,11 @@ class Detail:
         return any(result.check_name.startswith(("step.", "model.", "data.")) for result in self.results)
 
     @property
+    def has_curves(self) -> bool:
+        """A framework run of it ended; what it logged, if anything, can be drawn."""
+        return any(task.run is not None and task.run.ending for task in self.progress.tasks)
+
+    @property
     def version(self) -> int:
         return self.validation.version
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q, Value
+from django.db.models.functions import Coalesce
 
 from plumbline_web.jobs.enums import Queue
 from plumbline_web.validations.enums import FindingState, Pattern, RunRole, RunState, State, Status
@@ -82,6 +85,14 @@ class Validation(models.Model):
             models.Index(fields=["model", "-created_at"], name="validation_by_model"),
             models.Index(fields=["owner", "-created_at"], name="validation_by_owner"),
             models.Index(fields=["verdict", "-created_at"], name="validation_by_verdict"),
+            models.Index(fields=["profile", "-created_at"], name="validation_by_profile"),
+            # the list in its other orders
+            models.Index(fields=["-failed", "-created_at", "-id"], name="validation_by_failures"),
+            models.Index(
+                Coalesce(F("ended_at") - F("started_at"), Value(timedelta(0))).desc(),
+                F("id").desc(),
+                name="validation_by_duration",
+            ),
             # what is running now: the overview
             models.Index(
                 fields=["state", "-created_at"], name="validation_open", condition=Q(state__in=["queued", "running"])

@@ -118,10 +118,15 @@ def check_roots(submission: Submission) -> None:
     errors = {}
     for name, text in (("model", submission.model), ("data", submission.data)):
         if _is_path(name, text) and not _is_under_a_root(Path(text)):
-            roots = ", ".join(str(root) for root in django_settings.ROOTS) or "none is configured (PLUMBLINE_ROOTS)"
-            errors[name] = f"{text} is not under an allowed directory; move it under one of: {roots}"
+            errors[name] = f"{text} is not under an allowed directory; {_name_roots()}"
     if errors:
         raise InvalidSubmission(errors)
+
+
+def _name_roots() -> str:
+    if not django_settings.ROOTS:
+        return "none is allowed here: an administrator allows one with `plumbline up --root DIR` or PLUMBLINE_ROOTS"
+    return f"move it under one of: {', '.join(str(root) for root in django_settings.ROOTS)}"
 
 
 def _is_path(name: str, text: str) -> bool:

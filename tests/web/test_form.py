@@ -161,7 +161,7 @@ class TestPreview:
         assert "Skipped: data.packing (the run does not pack (packing=false))" in text
 
     def test_it_says_what_is_wrong_and_stores_nothing(self) -> None:
-        text = self.ask(checks=[], **{"settings.batch": "0"})
+        text = self.ask(Role.SUBMITTER, checks=[], **{"settings.batch": "0"})
         assert text.startswith("Not ready yet Checks: no check is chosen")
         assert "batch: 0 is out of bounds; set it to 1 or more" in text
         assert Validation.objects.count() == 0

@@ -98,4 +98,4 @@ def test_a_path_must_lie_under_an_allowed_root(tmp_path: Path, settings: Setting
         assert refused(wrong) == {"model": f"{wrong} is not under an allowed directory; move it under one of: {root}"}
         assert list(refused("tiny:qwen3", wrong)) == ["data"]
     settings.ROOTS = []
-    assert "none is configured (PLUMBLINE_ROOTS)" in refused(str(root / "good"))["model"]
+    assert "an administrator allows one with `plumbline up --root DIR`" in refused(str(root / "good"))["model"]

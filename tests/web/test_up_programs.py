@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from checks.errors import BadRequest
+from plumbline_web.up.command import allow_roots
 from plumbline_web.up.programs import bind_socket, describe_runners, list_gpus
 from plumbline_web.up.service import Service
 from plumbline_web.up.stack import Address
@@ -87,3 +90,17 @@ def test_an_address_of_ip_version_6_is_written_in_brackets() -> None:
         address = Address(listener, "::1")
         assert address.origin == f"http://[::1]:{listener.getsockname()[1]}"
         assert set(address.hosts) == {"localhost", "127.0.0.1", "[::1]"}
+
+
+def test_allowed_roots_are_added_to_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    monkeypatch.setenv("PLUMBLINE_ROOTS", "/srv/data")
+    allow_roots([models])
+    assert os.environ["PLUMBLINE_ROOTS"] == f"/srv/data:{models}"
+    with pytest.raises(BadRequest, match="nothing is not a directory; name one that exists"):
+        allow_roots([tmp_path / "nothing"])
+    odd = tmp_path / "a:b"
+    odd.mkdir()
+    with pytest.raises(BadRequest, match="holds a ':'; name one without it"):
+        allow_roots([odd])
