@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Literal
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
@@ -28,7 +28,7 @@ from plumbline_web.validations.planning import (
     preview,
     resolve,
 )
-from plumbline_web.validations.states import move, move_run
+from plumbline_web.validations.states import change_of_state, move, move_run
 from plumbline_web.validations.submission import Submission
 from workers.planner import PlannedRun
 from workers.report.as_json import to_plain
@@ -68,7 +68,7 @@ def submit(
         return _same(earlier, submission), False
     resolved = resolve(submission)
     try:
-        with transaction.atomic():
+        with change_of_state():
             validation = _create(
                 resolved, owner=owner, key=idempotency_key, cloned_from=cloned_from, profile=profile, schedule=schedule
             )
@@ -93,7 +93,7 @@ def cancel(validation: Validation, *, by: User, version: int | None = None) -> V
         Refused: it is another's, it has ended, or `version` is older than its last change.
     """
     _check_may_change(validation, by)
-    with transaction.atomic():
+    with change_of_state():
         validation = _lock(validation, version)
         if validation.state == State.CANCELLED:
             return validation
@@ -134,7 +134,7 @@ def rejudge(validation: Validation, *, by: User) -> Validation:
         Refused: another's, not done, or a stored file is gone.
     """
     _check_may_change(validation, by)
-    with transaction.atomic():
+    with change_of_state():
         validation = _lock(validation, None)
         if validation.state != State.DONE:
             raise Refused(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from django.db import connection, transaction
 from django.utils import timezone
 
 from plumbline_web.accounts.models import User
@@ -28,6 +31,23 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.CANCELLED: frozenset(),
     RunState.FAILED: frozenset(),
 }
+
+
+CHANGE_LOCK = 0x706C756D
+"""Key of the advisory lock under which the states of validations, runs and jobs change."""
+
+
+@contextmanager
+def change_of_state() -> Iterator[None]:
+    """A transaction that alone changes states: submitting, cancelling, beginning and ending a job.
+
+    A validation, its runs and their jobs change together, reached from either end; one lock before all rows makes
+    deadlocks impossible. It is held for milliseconds: files are stored and requests are checked before it.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [CHANGE_LOCK])
+        yield
 
 
 class IllegalMove(RuntimeError):

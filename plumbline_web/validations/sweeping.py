@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -15,6 +14,7 @@ from plumbline_web.jobs.enums import JobState, Queue
 from plumbline_web.jobs.models import Job
 from plumbline_web.jobs.scratch import remove_scratch
 from plumbline_web.validations.ending import end_failed
+from plumbline_web.validations.states import change_of_state
 from workers.queues import SWEEP_EVERY_S, host_queue
 from workers.sandbox import end_tagged
 
@@ -56,7 +56,7 @@ def reap_job(job_id: int, token: int) -> None:
 
 
 def _give_back(job_id: int, token: int) -> None:
-    with transaction.atomic():
+    with change_of_state():
         job = (
             Job.objects.select_for_update()
             .filter(pk=job_id, token=token, state=JobState.RUNNING, lease_until__lt=Now())

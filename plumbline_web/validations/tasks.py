@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import shared_task
-from celery.signals import worker_shutting_down
+from celery.signals import worker_init, worker_shutting_down
 
 from plumbline_web.jobs.domain import RUN_JOB
 from plumbline_web.validations.sweeping import SWEEP, reap_job, sweep
@@ -34,6 +34,12 @@ def sweep_jobs() -> None:
 def reap(job_id: int, token: int) -> None:
     """End what a dead worker left on this machine, then put its job back."""
     reap_job(job_id, token)
+
+
+@worker_init.connect
+def _forget_namesake(**_: Any) -> None:
+    # An earlier worker may have had this one's process number, and died before it could remove its file.
+    stop_file(os.getpid()).unlink(missing_ok=True)
 
 
 @worker_shutting_down.connect

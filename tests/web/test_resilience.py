@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+from celery.signals import worker_init, worker_shutting_down
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from plumbline_web.accounts.models import User
@@ -29,10 +31,13 @@ from plumbline_web.jobs.domain import (
 )
 from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job, LogLine
+from plumbline_web.validations import tasks
 from plumbline_web.validations.domain import cancel, submit
 from plumbline_web.validations.models import Capture, FrameworkRun, Validation
+from plumbline_web.validations.planning import resolve
 from plumbline_web.validations.submission import Submission
 from plumbline_web.validations.sweeping import HOST_SILENT_S, count_messages, sweep
+from plumbline_web.validations.work.heart import stop_file
 from tests.web.running import empty_queues, sweep_here, wait_for, wait_until, worker
 from workers.queues import VISIBILITY_TIMEOUT_S
 from workers.sandbox import list_tagged
@@ -84,6 +89,15 @@ def test_a_stopped_worker_gives_its_job_back_at_once(owner: User, tmp_path: Path
     assert (job.state, job.attempts) == ("queued", 0)
     assert not list_tagged(lease_tag(job.pk, job.token))
     assert Validation.objects.get(pk=validation.pk).is_open
+
+
+def test_the_stop_of_an_earlier_worker_with_the_same_number_is_forgotten() -> None:
+    assert tasks.RUN_JOB  # its signals are connected
+    file = stop_file(os.getpid())
+    worker_shutting_down.send(sender=None)
+    assert file.exists()
+    worker_init.send(sender=None)
+    assert not file.exists()
 
 
 def test_a_cancellation_ends_the_run_within_two_seconds(owner: User, tmp_path: Path) -> None:
@@ -176,6 +190,29 @@ def test_a_lost_message_is_sent_again(job: Job) -> None:
 def test_two_open_jobs_for_one_run_cannot_be(job: Job) -> None:
     with pytest.raises(IntegrityError, match="job_once_a_run"), transaction.atomic():
         open_job(Kind.CAPTURE, queue="cpu", run=job.run)
+
+
+def test_equal_asks_at_the_same_moment_are_one_run_and_cancelling_all_deadlocks_nothing(owner: User) -> None:
+    resolve(LOSS_ONLY)  # imports and the model's cache are not what is raced for
+
+    def ask(number: int) -> int:
+        try:
+            return submit(LOSS_ONLY, owner=owner)[0].pk
+        finally:
+            connection.close()
+
+    def stop(number: int) -> None:
+        try:
+            cancel(Validation.objects.get(pk=number), by=owner)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(ask, range(8)))
+        assert FrameworkRun.objects.count() == Job.objects.count() == 1
+        list(pool.map(stop, numbers))
+    assert set(Validation.objects.values_list("state", flat=True)) == {"cancelled"}
+    assert FrameworkRun.objects.get().state == "cancelled"
 
 
 def test_twenty_validations_on_two_workers_share_their_captures(owner: User, tmp_path: Path) -> None:

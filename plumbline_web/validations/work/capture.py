@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from django.db import transaction
 
 from checks.captures.capture import Capture as RecordedCapture
 from checks.captures.capture import open_capture
@@ -19,9 +18,9 @@ from plumbline_web.jobs.models import Job
 from plumbline_web.validations.advance import advance_all, start
 from plumbline_web.validations.enums import RunState, State
 from plumbline_web.validations.models import FrameworkRun, Validation
-from plumbline_web.validations.states import move_run
+from plumbline_web.validations.states import change_of_state, move_run
 from plumbline_web.validations.work.heart import Heart
-from plumbline_web.validations.work.scratch import store_capture
+from plumbline_web.validations.work.scratch import store_files, write_capture
 from workers.execution import LAST_OUTPUT_CHARACTERS
 from workers.frameworks import adapter
 from workers.jobs.documents import read_spec
@@ -32,7 +31,7 @@ from workers.runner import run_framework
 def begin(job: Job) -> None:
     """Say on the run and on the validations that wait for it that it has begun."""
     assert job.run_id is not None
-    with transaction.atomic():
+    with change_of_state():
         run = FrameworkRun.objects.select_for_update().get(pk=job.run_id)
         if run.state in (RunState.QUEUED, RunState.RUNNING):
             move_run(run, RunState.RUNNING)
@@ -77,11 +76,13 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
     recorded, unreadable = _open(ended)
     heart.say("storing the capture")
     curves = chosen.read_log(launch.output, ended.log)
-    with transaction.atomic():
+    stored = store_files(directory / "capture", recorded) if recorded is not None else None
+    log = store_file(ended.log)
+    with change_of_state():
         job = lock(lease)
         run = FrameworkRun.objects.select_for_update().get(pk=run.pk)
-        if recorded is not None:
-            store_capture(directory / "capture", recorded, run=run)
+        if stored is not None:
+            write_capture(stored, run=run)
         move_run(
             run,
             RunState.ENDED,
@@ -96,7 +97,7 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
             device=name_device(),
         )
         store_curves(run, curves)
-        finish(job, JobState.DONE, log=store_file(ended.log))
+        finish(job, JobState.DONE, log=log)
         advance_all(run)
 
 

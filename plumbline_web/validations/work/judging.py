@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from django.db import transaction
-
 from plumbline_web.artefacts.store import store_file
 from plumbline_web.jobs.domain import Lease, finish, lock
 from plumbline_web.jobs.enums import JobState
@@ -18,6 +16,7 @@ from plumbline_web.validations.completion import complete
 from plumbline_web.validations.enums import RunRole
 from plumbline_web.validations.models import FrameworkRun, Validation
 from plumbline_web.validations.needs import digest_need
+from plumbline_web.validations.states import change_of_state
 from plumbline_web.validations.work.computing import compute
 from plumbline_web.validations.work.heart import Heart
 from plumbline_web.validations.work.reference import lay_out_references
@@ -38,10 +37,11 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
     answer = compute("judge", order, lease=lease, heart=heart, directory=directory)
     if answer is None:
         return
-    with transaction.atomic():
+    log = store_file(directory / "log")
+    with change_of_state():
         job = lock(lease)
         validation = Validation.objects.select_for_update().get(pk=validation.pk)
-        finish(job, JobState.DONE, log=store_file(directory / "log"))
+        finish(job, JobState.DONE, log=log)
         if not validation.is_open:
             return
         if answer["wanted"] is not None:
@@ -52,7 +52,7 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
 
 
 def _begin(validation: Validation) -> None:
-    with transaction.atomic():
+    with change_of_state():
         start(Validation.objects.select_for_update().get(pk=validation.pk))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import traceback
 
-from django.db import connection, transaction
+from django.db import connection
 
 from plumbline_web.jobs.domain import Lease, LeaseLost, finish, lock, requeue, take
 from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job
 from plumbline_web.validations.ending import end_failed
+from plumbline_web.validations.states import change_of_state
 from plumbline_web.validations.work import capture, judging, reference
 from plumbline_web.validations.work.computing import ComputingFailed
 from plumbline_web.validations.work.heart import Heart, beating
@@ -45,7 +46,7 @@ def _end_broken_off(lease: Lease, heart: Heart) -> None:
     """Write the end of a job that was cancelled, or given back by a worker that stops; a finished one stays so."""
     if heart.lost or not heart.cancelled():
         return
-    with transaction.atomic():
+    with change_of_state():
         job = Job.objects.select_for_update().get(pk=lease.job_id)
         if job.state != JobState.RUNNING or job.token != lease.token:
             return
@@ -58,7 +59,7 @@ def _end_broken_off(lease: Lease, heart: Heart) -> None:
 
 def _end_failed(lease: Lease, why: str) -> None:
     try:
-        with transaction.atomic():
+        with change_of_state():
             end_failed(lock(lease), why)
     except LeaseLost as error:
         log.warning("%s; its failure is dropped: %s", error, why)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from django.db import transaction
-
 from plumbline_web.artefacts.store import materialise, store_file
 from plumbline_web.jobs.domain import Lease, finish, lock
 from plumbline_web.jobs.enums import JobState
 from plumbline_web.jobs.models import Job
 from plumbline_web.validations.advance import advance_all
 from plumbline_web.validations.models import FrameworkRun, Reference, RunReference
+from plumbline_web.validations.states import change_of_state
 from plumbline_web.validations.work.computing import compute
 from plumbline_web.validations.work.heart import Heart
 from plumbline_web.validations.work.scratch import lay_out, reference_cache
@@ -34,10 +33,11 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
     if answer is None:
         return
     seconds = time.monotonic() - begun
-    with transaction.atomic():
+    references = {step: keep_reference(key, step=int(step), seconds=seconds) for step, key in answer["used"].items()}
+    log = store_file(directory / "log")
+    with change_of_state():
         job = lock(lease)
-        for step, key in answer["used"].items():
-            reference = keep_reference(key, step=int(step), seconds=seconds)
+        for step, reference in references.items():
             RunReference.objects.update_or_create(
                 run=run, step=int(step), defaults={"reference": reference, "cached": step in answer["held"]}
             )
@@ -45,7 +45,7 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
             RunReference.objects.update_or_create(
                 run=run, step=int(step), defaults={"reference": None, "why_none": why, "cached": False}
             )
-        finish(job, JobState.DONE, log=store_file(directory / "log"))
+        finish(job, JobState.DONE, log=log)
         advance_all(FrameworkRun.objects.select_for_update().get(pk=run.pk))
 
 

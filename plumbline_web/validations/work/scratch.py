@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
 
 from checks.captures.capture import Capture as RecordedCapture
+from plumbline_web.artefacts.models import Artefact
 from plumbline_web.artefacts.store import materialise, store_file
 from plumbline_web.jobs.domain import Lease
 from plumbline_web.jobs.scratch import remove_scratch, scratch_of
@@ -35,22 +37,37 @@ def reference_cache() -> Path:
     return Path(settings.DATA) / "references"
 
 
-def store_capture(directory: Path, recorded: RecordedCapture, *, run: FrameworkRun) -> Capture:
-    """Take a capture directory's files into the store."""
+@dataclass(frozen=True)
+class StoredFiles:
+    """A capture directory's files in the store: name and content of each, and what its manifest says."""
+
+    files: tuple[tuple[str, Artefact], ...]
+    steps: tuple[int, ...]
+    tensors: int
+
+
+def store_files(directory: Path, recorded: RecordedCapture) -> StoredFiles:
+    """Take a capture directory's files into the store; it may be gigabytes."""
     files = sorted(file for file in directory.iterdir() if file.is_file())
-    artefacts = [store_file(file) for file in files]
-    names = [(file.name, artefact.digest) for file, artefact in zip(files, artefacts, strict=True)]
-    capture = Capture.objects.create(
-        run=run,
-        digest=digest_files(names),
-        size=sum(artefact.size for artefact in artefacts),
-        framework=run.framework.name,
-        steps=list(recorded.steps),
+    return StoredFiles(
+        files=tuple((file.name, store_file(file)) for file in files),
+        steps=recorded.steps,
         tensors=count_tensors(directory / "manifest.json"),
     )
+
+
+def write_capture(stored: StoredFiles, *, run: FrameworkRun) -> Capture:
+    """Write the rows of a stored capture."""
+    capture = Capture.objects.create(
+        run=run,
+        digest=digest_files([(name, artefact.digest) for name, artefact in stored.files]),
+        size=sum(artefact.size for _, artefact in stored.files),
+        framework=run.framework.name,
+        steps=list(stored.steps),
+        tensors=stored.tensors,
+    )
     CaptureFile.objects.bulk_create(
-        CaptureFile(capture=capture, name=file.name, artefact=artefact)
-        for file, artefact in zip(files, artefacts, strict=True)
+        CaptureFile(capture=capture, name=name, artefact=artefact) for name, artefact in stored.files
     )
     return capture
 
