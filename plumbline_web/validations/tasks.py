@@ -37,13 +37,15 @@ def reap(job_id: int, token: int) -> None:
 
 
 @worker_init.connect
-def _forget_namesake(**_: Any) -> None:
+def forget_namesake(**_: Any) -> None:
+    """A worker that starts is not being stopped."""
     # An earlier worker may have had this one's process number, and died before it could remove its file.
     stop_file(os.getpid()).unlink(missing_ok=True)
 
 
 @worker_shutting_down.connect
-def _tell_pool(**_: Any) -> None:
+def tell_pool(**_: Any) -> None:
+    """Its pool processes give their jobs back."""
     file: Path = stop_file(os.getpid())
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from celery.signals import worker_init, worker_shutting_down
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
@@ -31,12 +30,12 @@ from plumbline_web.jobs.domain import (
 )
 from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job, LogLine
-from plumbline_web.validations import tasks
 from plumbline_web.validations.domain import cancel, submit
 from plumbline_web.validations.models import Capture, FrameworkRun, Validation
 from plumbline_web.validations.planning import resolve
 from plumbline_web.validations.submission import Submission
 from plumbline_web.validations.sweeping import HOST_SILENT_S, count_messages, sweep
+from plumbline_web.validations.tasks import forget_namesake, tell_pool
 from plumbline_web.validations.work.heart import stop_file
 from tests.web.running import empty_queues, sweep_here, wait_for, wait_until, worker
 from workers.queues import VISIBILITY_TIMEOUT_S
@@ -92,11 +91,10 @@ def test_a_stopped_worker_gives_its_job_back_at_once(owner: User, tmp_path: Path
 
 
 def test_the_stop_of_an_earlier_worker_with_the_same_number_is_forgotten() -> None:
-    assert tasks.RUN_JOB  # its signals are connected
     file = stop_file(os.getpid())
-    worker_shutting_down.send(sender=None)
+    tell_pool()
     assert file.exists()
-    worker_init.send(sender=None)
+    forget_namesake()
     assert not file.exists()
 
 
