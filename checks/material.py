@@ -63,7 +63,7 @@ class Material:
         if self.run.capture is None:
             return "the run left no capture to judge; see run.completes"
         if not self.run.capture.steps:
-            return "the run took no optimizer step; see run.completes"
+            return "no optimizer step of the run was recorded; see run.completes"
         if step is not None and step in self.no_reference:
             return self.no_reference[step]
         return next(iter(self.no_reference.values()), "no reference was computed")

@@ -49,6 +49,10 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         leftover.unlink(missing_ok=True)
 
 
+NOT_REACHED = "the command ended before this step was recorded"
+"""Why a step that was asked for is missing where nothing went wrong with the recording."""
+
+
 def _read_parts(out: Path) -> "tuple[List[Dict[str, Any]], List[Missing]]":
     parts: List[Dict[str, Any]] = []
     missing: List[Missing] = []
@@ -74,7 +78,8 @@ def _lost_files(out: Path, part: Dict[str, Any]) -> List[Missing]:
 
 def _steps_not_reached(settings: Settings, part: Dict[str, Any]) -> List[Missing]:
     reached = {record["step"] for record in part["steps"]}
-    why = "the command ended before this step was recorded"
     return [
-        Missing(rank=part["rank"], step=step, what="step", why=why) for step in settings.steps if step not in reached
+        Missing(rank=part["rank"], step=step, what="step", why=NOT_REACHED)
+        for step in settings.steps
+        if step not in reached
     ]

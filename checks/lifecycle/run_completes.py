@@ -8,7 +8,12 @@ Cost: nothing beyond the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from plumbline_capture.manifest import NOT_REACHED
+
 from checks.captures.capture import Capture
+from checks.captures.records import Missing
 from checks.check import Check
 from checks.material import Material, RunOutcome
 from checks.verdict import Measurement, Status, Verdict
@@ -42,7 +47,13 @@ def _judge_run(run: RunOutcome, *, steps: int) -> Verdict:
         )
     if run.capture is None:
         why = run.unreadable or "no optimizer step was seen"
-        return Verdict(NAME, Status.FAIL, f"the run ended without a usable capture: {why}", evidence=evidence)
+        # The launcher writes a manifest whatever the framework does: without one, it is the recording that failed.
+        return Verdict(NAME, Status.INCONCLUSIVE, f"the run ended without a usable capture: {why}", evidence=evidence)
+    lost = [note for note in run.capture.missing if note.why != NOT_REACHED]
+    if not run.capture.steps and lost:
+        # A full disk, say: nothing is known of what the framework did.
+        sentence = f"the run ended, but none of its steps was recorded ({_describe_lost(lost)})"
+        return Verdict(NAME, Status.INCONCLUSIVE, sentence, evidence=evidence)
     if not run.capture.steps:
         return Verdict(NAME, Status.FAIL, "the run ended without taking an optimizer step", evidence=evidence)
     nonfinite = _nonfinite(run.capture)
@@ -52,14 +63,19 @@ def _judge_run(run: RunOutcome, *, steps: int) -> Verdict:
             NAME, Status.FAIL, sentence, first_wrong=nonfinite[0], evidence=evidence | {"nonfinite": nonfinite}
         )
     if run.capture.missing:
-        lost = "; ".join(f"{m.what} of step {m.step}: {m.why}" for m in run.capture.missing[:3])
-        return Verdict(
-            NAME, Status.INCONCLUSIVE, f"the run ended but was not recorded whole ({lost})", evidence=evidence
-        )
+        sentence = f"the run ended but was not recorded whole ({_describe_lost(run.capture.missing)})"
+        return Verdict(NAME, Status.INCONCLUSIVE, sentence, evidence=evidence)
     count = sum(len(run.capture.tensors(step, "gradient")) for step in run.capture.steps)
     numbers = (Measurement("non-finite values", 0.0, 0.0, True, unit="count"),)
     sentence = f"ended with exit code 0 after {run.seconds:.0f} s; {count} gradients recorded, all finite"
     return Verdict(NAME, Status.PASS, sentence, numbers, evidence=evidence)
+
+
+def _describe_lost(missing: Sequence[Missing]) -> str:
+    return "; ".join(
+        f"{note.what}: {note.why}" if note.step is None else f"{note.what} of step {note.step}: {note.why}"
+        for note in missing[:3]
+    )
 
 
 def _nonfinite(capture: Capture) -> list[str]:

@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from ninja import Schema
 
 from plumbline_web.api.errors import ApiError, invalid
+from plumbline_web.validations.submission import explain_text
 
 LARGEST_KEY = 100
 """Characters of an idempotency key."""
@@ -52,7 +53,7 @@ def read_key(request: HttpRequest, values: dict[str, object]) -> str:
 def take_text(values: Mapping[str, object], name: str, errors: dict[str, str], *, longest: int) -> str:
     """A text that must be there; what is wrong goes into `errors`."""
     value = values.get(name)
-    if not isinstance(value, str) or not 0 < len(value.strip()) <= longest or "\0" in value:
+    if not isinstance(value, str) or not 0 < len(value.strip()) <= longest or explain_text(value):
         errors[name] = f"is not a text of 1 to {longest} characters; give one"
         return ""
     return value.strip()

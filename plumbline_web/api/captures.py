@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import FileResponse, HttpRequest, StreamingHttpResponse
+from django.http import FileResponse, Http404, HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from ninja import Router
@@ -59,6 +59,8 @@ def read_capture(request: HttpRequest, capture: int) -> dict[str, Any]:
 )
 def download_file(request: HttpRequest, capture: int, name: str) -> HttpResponseBase:
     """404, missing_artefact: the file is gone from the server's disk."""
+    if "\0" in name:  # PostgreSQL knows no such text
+        raise Http404
     file = get_object_or_404(CaptureFile.objects.select_related("artefact"), capture=capture, name=name)
     response = FileResponse(
         open_artefact(file.artefact), as_attachment=True, filename=file.name, content_type="application/octet-stream"

@@ -14,6 +14,8 @@ from ninja import NinjaAPI
 
 from plumbline_web.accounts.errors import Refused as AccountRefused
 from plumbline_web.artefacts.store import MissingArtefact
+from plumbline_web.storage import SENTENCE as STORAGE_FULL
+from plumbline_web.storage import is_full
 from plumbline_web.validations.domain import Refused
 from plumbline_web.validations.submission import InvalidSubmission
 
@@ -39,6 +41,7 @@ CODE_OF_STATUS: Mapping[int, str] = {
     413: "too_large",
     429: "too_many",
     500: "internal",
+    507: "storage_full",
 }
 
 
@@ -71,6 +74,9 @@ def invalid(fields: Mapping[str, str]) -> ApiError:
 
 def translate(error: Exception) -> ApiError:
     """What an exception means to the API's user; one that nobody foresaw is logged and says nothing of its inside."""
+    if is_full(error):
+        log.error("nothing can be written: %s", error)
+        return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, STORAGE_FULL)
     for kind, turn in _TRANSLATIONS:
         if isinstance(error, kind):
             return turn(error)

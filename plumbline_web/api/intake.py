@@ -12,6 +12,7 @@ from django.db import transaction
 from checks.errors import CaptureError
 from plumbline_web.accounts.models import User
 from plumbline_web.api.errors import ApiError, invalid
+from plumbline_web.api.manifest import check_manifest
 from plumbline_web.api.upload_store import (
     MOST_BYTES,
     MOST_FILES,
@@ -109,18 +110,18 @@ def _check_whole(upload: Upload) -> None:
 def _store(upload: Upload, *, by: User) -> Capture:
     # torch, which reading captures needs, is loaded by the process that takes an upload and by no other
     from checks.captures.capture import open_capture
-    from checks.captures.files import read_header
     from plumbline_web.validations.work.scratch import count_tensors, digest_files
 
+    check_manifest(upload.content / MANIFEST)
     try:
         for file in _list_tensor_files(upload):
-            read_header(file)
+            _read_header(file)
         recorded = open_capture(upload.content)
         steps = list(recorded.steps)
         for step in steps:
             recorded.all_tensors(step, "batch")  # reads every entry of the manifest against the headers
         tensors = count_tensors(upload.content / MANIFEST)
-    except (CaptureError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (CaptureError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise ApiError(400, f"This is no capture that can be read: {_explain(error, upload)}", code="invalid") from None
     artefacts = [(file.name, store_file(upload.content / file.name)) for file in upload.files]
     with transaction.atomic():
@@ -142,10 +143,25 @@ def _list_tensor_files(upload: Upload) -> Iterator[Path]:
     return (upload.content / file.name for file in upload.files if file.name != MANIFEST)
 
 
+def _read_header(file: Path) -> None:
+    """As checks.captures.files.read_header, which takes a shape's extents for finite numbers."""
+    from checks.captures.files import REMEDY, read_header  # loads torch
+
+    try:
+        read_header(file)
+    except ArithmeticError as error:
+        raise CaptureError(file.name, "has a header whose shape is no list of whole numbers", REMEDY) from error
+
+
 def _explain(error: Exception, upload: Upload) -> str:
-    """The sentence without this server's directories."""
-    if isinstance(error, CaptureError):
+    """The sentence without this server's directories, and without what the interpreter says of a wrong value."""
+    cause = error.__cause__
+    quotes_cause = cause is not None and not isinstance(cause, OSError) and str(cause) in str(error)
+    if isinstance(error, CaptureError) and not quotes_cause:
         return str(error).replace(f"{upload.content}/", "").replace(str(upload.content), "the capture")
+    missing = cause if isinstance(error, CaptureError) else error
+    if isinstance(missing, KeyError):
+        return f"{MANIFEST} lacks the field {str(missing.args[0])[:60]!r}; record it again."
     return f"{MANIFEST} does not have the fields of the capture format; record it again."
 
 

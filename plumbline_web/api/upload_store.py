@@ -93,10 +93,14 @@ class Upload:
 def open_upload(files: Sequence[AnnouncedFile], *, owner: int) -> Upload:
     """Begin an upload. The names have been checked: they become names on this disk."""
     upload = Upload(secrets.token_hex(16), owner, tuple(files))
-    upload.content.mkdir(parents=True)
-    for file in files:
-        (upload.content / file.name).touch()
-    _write(upload)
+    try:
+        upload.content.mkdir(parents=True)
+        for file in files:
+            (upload.content / file.name).touch()
+        _write(upload)
+    except OSError:
+        discard(upload)  # nobody was told its id
+        raise
     return upload
 
 

@@ -37,7 +37,7 @@ UPLOAD = access(Scope.UPLOAD, Role.SUBMITTER)
 @router.post(
     "/uploads",
     auth=UPLOAD,
-    response={201: UploadOut, 400: Error, 401: Error, 403: Error, 409: Error, 413: Error},
+    response={201: UploadOut, 400: Error, 401: Error, 403: Error, 409: Error, 413: Error, 507: Error},
     openapi_extra=describe_body(UploadIn),
     summary="Announce an upload",
     operation_id="create_upload",
@@ -67,7 +67,7 @@ def read_upload(request: HttpRequest, upload: str) -> dict[str, Any]:
 @router.put(
     "/uploads/{upload}/files/{int:number}",
     auth=UPLOAD,
-    response={200: UploadOut, 400: Error, 401: Error, 403: Error, 404: Error, 409: Error, 413: Error},
+    response={200: UploadOut, 400: Error, 401: Error, 403: Error, 404: Error, 409: Error, 413: Error, 507: Error},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -97,7 +97,16 @@ def send_chunk(request: HttpRequest, upload: str, number: int, offset: int) -> d
 @router.post(
     "/uploads/{upload}/complete",
     auth=UPLOAD,
-    response={201: CaptureDetail, 200: CaptureDetail, 400: Error, 401: Error, 403: Error, 404: Error, 409: Error},
+    response={
+        201: CaptureDetail,
+        200: CaptureDetail,
+        400: Error,
+        401: Error,
+        403: Error,
+        404: Error,
+        409: Error,
+        507: Error,
+    },
     summary="Make it a capture",
     operation_id="complete_upload",
 )

@@ -36,7 +36,16 @@ PAGE_PARAMETERS = ("cursor", "limit")
 @router.post(
     "",
     auth=access(Scope.SUBMIT, Role.SUBMITTER),
-    response={201: ValidationDetail, 200: ValidationDetail, 400: Error, 401: Error, 403: Error, 409: Error, 413: Error},
+    response={
+        201: ValidationDetail,
+        200: ValidationDetail,
+        400: Error,
+        401: Error,
+        403: Error,
+        409: Error,
+        413: Error,
+        507: Error,
+    },
     openapi_extra={**describe_body(SubmissionIn), "parameters": [KEY_HEADER]},
     summary="Submit a validation",
     operation_id="create_validation",

@@ -54,13 +54,13 @@ def store_text(text: str) -> Artefact:
 
 
 def open_artefact(artefact: Artefact) -> BinaryIO:
-    """Open a content for reading.
+    """Open a content for reading, its digest checked first.
 
     Raises:
-        MissingArtefact: it is gone from the disk or has another size; the row then says since when.
+        MissingArtefact: it is gone from the disk or changed there; the row then says since when.
     """
     path = locate(artefact.digest)
-    if not _is_whole(path, artefact.size):
+    if not _is_whole(path, artefact.size) or _hash(path) != artefact.digest:
         _note_missing(artefact)
         raise MissingArtefact(_describe(artefact))
     return path.open("rb")

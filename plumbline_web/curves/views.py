@@ -52,9 +52,13 @@ def give_curves(request: HttpRequest, quantity: str, difference: bool) -> JsonRe
 
 @require_GET
 def export(request: HttpRequest, form: str) -> HttpResponse:
-    """Every point of every selected curve, none left out."""
+    """Every point of every selected curve, none left out; 400 where a selected validation is none."""
     selection = read_selection(request.GET)
     found = read_validations(selection, user=request.user)
+    errors = (*selection.errors, *found.errors)
+    if errors or not found.validations:
+        sentences = errors or ("v: is missing; give numbers of validations, such as ?v=12",)
+        return HttpResponse("\n".join(sentences) + "\n", status=400, content_type="text/plain; charset=utf-8")
     sources = read_sources(selection, visible=[validation.pk for validation in found.validations])
     if form == "csv":
         response = HttpResponse(render_points_csv(sources), content_type="text/csv; charset=utf-8")

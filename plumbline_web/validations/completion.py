@@ -55,6 +55,7 @@ def complete(validation: Validation, answer: Mapping[str, Any]) -> None:
         warnings=[*answer["warnings"], *_warn(validation)],
         phase="",
         fraction=1.0,
+        error="",
     )
     place_in_overview(validation, counted=first)
 

@@ -29,6 +29,11 @@ from plumbline_web.validations.names import NO_PROFILE, Names, read_names
 from plumbline_web.validations.querysets import ValidationQuerySet
 
 LONGEST_TEXT = 200
+LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
+
+PAGE_PARAMETERS = ("page",)
+"""What the address of the list says beside the filter; the exports are linked with the same address."""
+
 NUMBER = re.compile(r"(?:V-)?(\d{1,18})", re.IGNORECASE)
 
 SORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -57,7 +62,10 @@ class Moment:
     @property
     def end(self) -> datetime:
         """The first moment that is later than what was meant."""
-        return self.at + (timedelta(days=1) if self.is_day else timedelta(microseconds=1))
+        try:
+            return self.at + (timedelta(days=1) if self.is_day else timedelta(microseconds=1))
+        except OverflowError:  # the last day of the calendar
+            return LAST_MOMENT
 
 
 class MomentField(forms.CharField):
@@ -75,8 +83,24 @@ class MomentField(forms.CharField):
         if date is not None:
             return Moment(datetime(date.year, date.month, date.day, tzinfo=UTC), is_day=True)
         if moment is not None:
-            return Moment(moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC), is_day=False)
+            aware = moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
+            try:
+                # PostgreSQL takes fewer offsets than Python writes; in UTC it takes every moment.
+                return Moment(aware.astimezone(UTC), is_day=False)
+            except OverflowError:  # within its zone's calendar, and beyond that of UTC
+                pass
         raise forms.ValidationError(f"{text[:40]!r} is no date; write it as 2026-11-29 or 2026-11-29T17:00")
+
+
+class FilterForm(forms.Form):
+    """Refuses what is no filter: a misspelt one must not give the unfiltered list."""
+
+    def clean(self) -> None:
+        known = tuple(self.fields)
+        unknown = [name for name in self.data if name not in (*known, *PAGE_PARAMETERS)]
+        for name in unknown[:20]:
+            found = f"there is no such filter; the filters are {', '.join(known)}"
+            self.errors[name[:60]] = self.error_class([found])
 
 
 class MomentFilter(django_filters.Filter):
@@ -117,6 +141,7 @@ class ValidationFilter(django_filters.FilterSet):
 
     class Meta:
         model = Validation
+        form = FilterForm
         fields: ClassVar[list[str]] = []
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -148,6 +173,11 @@ class ValidationFilter(django_filters.FilterSet):
     def sort_name(self) -> str:
         name: str = (self.form.cleaned_data.get("sort") if self.is_bound and self.is_valid() else "") or DEFAULT_SORT
         return name
+
+    @property
+    def unknown(self) -> dict[str, Any]:
+        """Errors that belong to no field: parameters that are no filters."""
+        return {name: errors for name, errors in self.errors.items() if name not in self.form.fields}
 
     def active(self) -> tuple[str, ...]:
         """Names of the facets that narrow the list."""

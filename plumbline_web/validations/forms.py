@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from django.core.exceptions import BadRequest
 from django.http import QueryDict
 
 from checks.registry import CHECKS
@@ -54,7 +55,13 @@ class Entries:
 
 
 def read_post(post: QueryDict) -> Entries:
-    """What came with a form that was sent."""
+    """What came with a form that was sent.
+
+    Raises:
+        BadRequest: a hidden field, which no person types, holds what cannot be stored.
+    """
+    if "\0" in post.get("key", ""):
+        raise BadRequest("key holds a null character")
     names = (*PLAIN, *SWITCHES, *(SETTING + name for name in setting_names()))
     return Entries(
         texts={name: str(post[name]) for name in names if name in post},

@@ -195,6 +195,8 @@ class Capture(models.Model):
     """as its manifest says"""
     steps = ArrayField(models.PositiveIntegerField(), default=list)
     tensors = models.PositiveIntegerField(default=0)
+    whole = models.BooleanField(default=True)
+    """everything that was to be recorded was; one that lacks something is judged, and never used again"""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

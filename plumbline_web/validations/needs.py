@@ -51,7 +51,7 @@ def find_stored(need: str, *, fresh: bool) -> FrameworkRun | None:
         return under_way
     if fresh:
         return None
-    stored = FrameworkRun.objects.filter(need=need, ending="completed", capture__isnull=False)
+    stored = FrameworkRun.objects.filter(need=need, ending="completed", capture__whole=True)
     return stored.exclude(capture__files__artefact__missing_since__isnull=False).order_by("-ended_at").first()
 
 

@@ -130,7 +130,8 @@ def _find_cells(profile: str) -> Iterable[Cell]:
         cells = cells.filter(profile__isnull=True)
     elif profile:
         name, _, version = profile.rpartition("@")
-        cells = cells.filter(profile__name=name, profile__version=int(version)) if version.isdecimal() else cells.none()
+        is_named = "\0" not in name and version.isdecimal() and len(version) <= 9
+        cells = cells.filter(profile__name=name, profile__version=int(version)) if is_named else cells.none()
     return cells.order_by("-latest_id")[:MOST_CELLS]
 
 

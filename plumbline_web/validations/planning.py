@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from checks.errors import BadRequest
@@ -13,6 +14,7 @@ from plumbline_web.accounts.models import User
 from plumbline_web.catalog.installed import get_environment, get_framework, get_model
 from plumbline_web.catalog.models import Environment, Framework, TrainedModel
 from plumbline_web.jobs.enums import Kind
+from plumbline_web.storage import is_full
 from plumbline_web.validations.needs import digest_data, digest_need, expected_seconds, find_stored
 from plumbline_web.validations.submission import FIELDS, InvalidSubmission, Submission, check_roots
 from workers.execution import TITLES
@@ -76,6 +78,7 @@ def resolve(submission: Submission) -> Resolved:
 
     Raises:
         InvalidSubmission: naming every field that is known to be wrong.
+        OSError: the disk is full.
     """
     check_roots(submission)
     try:
@@ -83,7 +86,9 @@ def resolve(submission: Submission) -> Resolved:
         model = get_model(submission.model, resolve_model(submission.model))
         data_digest = digest_data(spec.data)
     except BadRequest as error:
-        raise InvalidSubmission({_name_field(error.field): f"{error.found}; {error.remedy}"}) from error
+        if error.__context__ is not None and is_full(error.__context__):  # while a model is built in the cache
+            raise error.__context__ from None
+        raise InvalidSubmission(_name_field(error, submission)) from error
     framework = get_framework(submission.framework)
     return Resolved(
         submission=submission,
@@ -96,9 +101,29 @@ def resolve(submission: Submission) -> Resolved:
     )
 
 
-def _name_field(field: str) -> str:
-    """A run setting is a field of its own in the command line, and lies under `settings` here."""
-    return field if field in FIELDS else f"settings.{field}"
+def _name_field(error: BadRequest, submission: Submission) -> dict[str, str]:
+    """The field of a submission, and its sentence.
+
+    A run setting is a field of its own in the command line, and lies under `settings` here. A file is named with its
+    path there ("data /sets/a.jsonl line 3"); here it is a part of what was asked, and belongs to the sentence.
+    """
+    name, _, place = error.field.partition(" ")
+    if error.field.startswith("/"):
+        name, place = "model", error.field
+    sentence = f"{error.found}; {error.remedy}"
+    if name in ("model", "data"):
+        asked = submission.model if name == "model" else submission.data
+        return {name: f"{_shorten_place(place, asked)}: {sentence}" if place else sentence}
+    return {name if name in FIELDS else f"settings.{error.field}": sentence}
+
+
+def _shorten_place(place: str, asked: str) -> str:
+    """A file as seen from the directory that was asked for, with the line or row that may follow it."""
+    base = Path(asked).resolve()
+    for whole in (f"{base}/", f"{base.parent}/"):
+        if place.startswith(whole):
+            return place.removeprefix(whole)
+    return place.rpartition("/")[2]
 
 
 def preview(submission: Submission, *, user: User) -> Preview:

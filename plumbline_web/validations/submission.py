@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from django.conf import settings as django_settings
 
 from checks.errors import BadRequest
 from checks.samples.reading import SAMPLE_FILES
 from plumbline_web.jobs.enums import Queue
+from plumbline_web.validations.roots import explain_refusal
 from workers.queues import LONGEST_RUN_S
 from workers.request import DEFAULT_TIME_LIMIT_S, ValidationRequest
 from workers.settings import parse_settings
@@ -108,7 +108,7 @@ def read_submission(values: Mapping[str, object]) -> Submission:
 
 
 def check_roots(submission: Submission) -> None:
-    """Refuse a path that is not under one of the installation's roots, links followed.
+    """Refuse a path that is not under one of the installation's roots, links followed, those in a directory too.
 
     Names of shipped models and samples are no paths.
 
@@ -117,16 +117,11 @@ def check_roots(submission: Submission) -> None:
     """
     errors = {}
     for name, text in (("model", submission.model), ("data", submission.data)):
-        if _is_path(name, text) and not _is_under_a_root(Path(text)):
-            errors[name] = f"{text} is not under an allowed directory; {_name_roots()}"
+        refusal = explain_refusal(text, django_settings.ROOTS) if _is_path(name, text) else ""
+        if refusal:
+            errors[name] = refusal
     if errors:
         raise InvalidSubmission(errors)
-
-
-def _name_roots() -> str:
-    if not django_settings.ROOTS:
-        return "none is allowed here: an administrator allows one with `plumbline up --root DIR` or PLUMBLINE_ROOTS"
-    return f"move it under one of: {', '.join(str(root) for root in django_settings.ROOTS)}"
 
 
 def _is_path(name: str, text: str) -> bool:
@@ -135,9 +130,13 @@ def _is_path(name: str, text: str) -> bool:
     return text.removesuffix(".jsonl") not in SAMPLE_FILES
 
 
-def _is_under_a_root(path: Path) -> bool:
-    resolved = path.resolve()
-    return path.is_absolute() and any(resolved.is_relative_to(root.resolve()) for root in django_settings.ROOTS)
+def explain_text(text: str) -> str:
+    """Why a text is none that a file or a database can hold; empty where it is one."""
+    if "\0" in text:
+        return "holds a null character; remove it"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "holds half a character (a lone surrogate), which no file name has; remove it"
+    return ""
 
 
 class _Reader:
@@ -159,8 +158,8 @@ class _Reader:
         if len(value) > LONGEST_TEXT:
             self._errors[name] = f"has {len(value):,} characters; give at most {LONGEST_TEXT}"
             return ""
-        if "\0" in value:
-            self._errors[name] = "holds a null character; remove it"
+        if problem := explain_text(value):
+            self._errors[name] = problem
             return ""
         return value.strip()
 
@@ -174,6 +173,9 @@ class _Reader:
             return None
         if len(items) > LONGEST_TEXT:
             self._errors[name] = f"has {len(items):,} names; give each check once"
+            return None
+        if problem := explain_text("".join(items)):
+            self._errors[name] = problem
             return None
         names = tuple(dict.fromkeys(item.strip() for item in items if item.strip()))
         return names or None
@@ -190,6 +192,9 @@ class _Reader:
             text = _as_text(given)
             if len(text) > LONGEST_TEXT:
                 self._errors[f"settings.{name[:60]}"] = f"has {len(text):,} characters; give at most {LONGEST_TEXT}"
+                continue
+            if problem := explain_text(name + text):
+                self._errors[f"settings.{name[:60]}"] = problem
                 continue
             try:
                 found |= parse_settings([f"{name}={text}"], defaults={})

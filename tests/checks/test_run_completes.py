@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plumbline_capture.manifest import NOT_REACHED
 
 from checks.lifecycle import run_completes
 from checks.material import Material, RunOutcome
@@ -61,9 +62,9 @@ def test_a_cancelled_run_is_inconclusive(healthy: Material) -> None:
     )
 
 
-def test_a_run_without_a_usable_capture_fails(healthy: Material) -> None:
+def test_a_run_without_a_usable_capture_is_inconclusive(healthy: Material) -> None:
     nothing = ended(healthy, "completed", 0, capture=None)
-    assert nothing.status is Status.FAIL
+    assert nothing.status is Status.INCONCLUSIVE
     assert nothing.sentence == "the run ended without a usable capture: no optimizer step was seen"
     unreadable = ended(healthy, "completed", 0, capture=None, unreadable="a.safetensors: is truncated; record again.")
     assert unreadable.sentence.endswith("capture: a.safetensors: is truncated; record again.")
@@ -73,6 +74,24 @@ def test_a_run_without_an_optimizer_step_fails(healthy: Material, edit: Editor) 
     verdict = judge(healthy, edit(healthy.capture).drop_step(1).drop_step(3))
     assert verdict.status is Status.FAIL
     assert verdict.sentence == "the run ended without taking an optimizer step"
+
+
+def test_a_run_whose_steps_could_not_be_recorded_is_inconclusive(healthy: Material, edit: Editor) -> None:
+    """A full disk is no fault of the framework."""
+    reached = {"rank": 0, "step": 1, "what": "step", "why": NOT_REACHED}
+    full = {"rank": 0, "step": 1, "what": "files", "why": "OSError: [Errno 28] No space left on device"}
+    cut = {"rank": 0, "step": None, "what": "rank", "why": "its file was cut short"}
+    editing = edit(healthy.capture).drop_step(1).drop_step(3)
+    editing.manifest["missing"] = [reached, full, cut]
+    verdict = judge(healthy, editing)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.sentence == (
+        "the run ended, but none of its steps was recorded "
+        "(files of step 1: OSError: [Errno 28] No space left on device; rank: its file was cut short)"
+    )
+    stepless = edit(healthy.capture).drop_step(1).drop_step(3)
+    stepless.manifest["missing"] = [reached]
+    assert judge(healthy, stepless).status is Status.FAIL
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

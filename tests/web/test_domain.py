@@ -22,7 +22,7 @@ from plumbline_web.validations.advance import advance_all
 from plumbline_web.validations.completion import complete, overall
 from plumbline_web.validations.domain import Refused, cancel, preview, rejudge, retry, submission_of, submit
 from plumbline_web.validations.enums import RunState, State
-from plumbline_web.validations.models import Cell, CheckResult, Finding, FrameworkRun, Validation
+from plumbline_web.validations.models import Capture, Cell, CheckResult, Finding, FrameworkRun, Validation
 from plumbline_web.validations.states import IllegalMove, move, move_run
 from plumbline_web.validations.submission import InvalidSubmission, Submission
 from tests.web import factories
@@ -98,6 +98,14 @@ def test_a_stored_capture_is_used_again_unless_a_fresh_one_is_asked_for(owner: U
     Artefact.objects.update(missing_since="2026-01-01T00:00Z")
     third, _ = submit(LOSS_ONLY, owner=owner)
     assert not third.validation_runs.get().reused
+
+
+def test_a_capture_that_lacks_something_is_never_used_again(owner: User) -> None:
+    first, _ = submit(LOSS_ONLY, owner=owner)
+    end_runs(first)
+    Capture.objects.update(whole=False)
+    second, _ = submit(LOSS_ONLY, owner=owner)
+    assert not second.validation_runs.get().reused
 
 
 def test_a_preview_says_what_a_submission_takes_and_queues_nothing(owner: User) -> None:
@@ -257,7 +265,7 @@ def test_a_repeated_judgement_keeps_what_is_equal_and_records_what_changed(owner
     finish(validation, step_loss="fail")
     before = set(CheckResult.objects.values_list("pk", flat=True))
     locked = Validation.objects.select_for_update().get(pk=validation.pk)
-    move(locked, State.RUNNING, "judged again")
+    move(locked, State.RUNNING, "judged again", error="judging broke before")
     complete(locked, {"verdicts": factories.verdicts_with(**{"step.loss": "pass"}), "warnings": []})
     current = CheckResult.objects.filter(superseded_at__isnull=True)
     assert len(set(current.values_list("pk", flat=True)) - before) == 1
@@ -265,7 +273,7 @@ def test_a_repeated_judgement_keeps_what_is_equal_and_records_what_changed(owner
     assert Event.objects.filter(text="step.loss changed from fail to pass").count() == 1
     assert Finding.objects.get().state == "gone"
     locked.refresh_from_db()
-    assert (locked.verdict, Cell.objects.get().count) == ("pass", 1)
+    assert (locked.verdict, locked.error, Cell.objects.get().count) == ("pass", "", 1)
 
 
 def test_judging_again_needs_the_stored_files(owner: User) -> None:
@@ -332,8 +340,9 @@ def test_the_store_keeps_a_content_once_and_notices_when_it_is_gone(tmp_path: Pa
     path = locate(first.digest)
     path.chmod(0o644)
     path.write_bytes(b"changed")  # of the same size
-    with pytest.raises(MissingArtefact, match=r"ed7002b439e9 \(7 bytes\) is missing or changed on disk"):
-        materialise(first, tmp_path / "again")
+    for read in (lambda: materialise(first, tmp_path / "again"), lambda: open_artefact(first)):
+        with pytest.raises(MissingArtefact, match=r"ed7002b439e9 \(7 bytes\) is missing or changed on disk"):
+            read()
     path.unlink()
     with pytest.raises(MissingArtefact):
         open_artefact(first)

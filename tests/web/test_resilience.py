@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from plumbline_web.accounts.models import User
@@ -36,6 +36,7 @@ from plumbline_web.validations.planning import resolve
 from plumbline_web.validations.submission import Submission
 from plumbline_web.validations.sweeping import HOST_SILENT_S, count_messages, sweep
 from plumbline_web.validations.tasks import forget_namesake, tell_pool
+from plumbline_web.validations.work import perform
 from plumbline_web.validations.work.heart import stop_file
 from tests.web.running import empty_queues, sweep_here, wait_for, wait_until, worker
 from workers.queues import VISIBILITY_TIMEOUT_S
@@ -144,6 +145,40 @@ def test_a_late_writer_with_an_old_token_is_refused(job: Job) -> None:
             write()
     assert not LogLine.objects.exists()
     assert beat(new) is False
+
+
+def test_a_job_that_meets_a_database_that_is_away_begins_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(*_: object) -> None:
+        raise OperationalError("terminating connection due to administrator command")
+
+    monkeypatch.setitem(perform.KINDS, Kind.CAPTURE, lose)
+    perform.perform(job.pk, worker="w", host=os.uname().nodename)
+    assert "the database does not answer" in caplog.text
+    job.refresh_from_db()
+    assert (job.state, job.error) == (JobState.RUNNING, "")
+    expire(job)
+    sweep_here()
+    job.refresh_from_db()
+    assert job.state == JobState.QUEUED
+
+
+def test_what_breaks_in_a_worker_is_a_sentence_and_its_traceback_stays_in_the_log(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setitem(perform.KINDS, Kind.CAPTURE, fail)
+    perform.perform(job.pk, worker="w", host="h")
+    job.refresh_from_db()
+    assert (job.state, job.error) == (
+        JobState.FAILED,
+        "RuntimeError: no such thing; the worker's log has the traceback",
+    )
+    assert "Traceback" in caplog.text
+    assert job.error in Validation.objects.get().error
 
 
 def test_a_second_message_for_a_running_job_does_nothing(job: Job) -> None:

@@ -40,6 +40,12 @@ def order(tmp_path: Path, **changes: object) -> Path:
     return file
 
 
+def endless(tmp_path: Path) -> Path:
+    """An order that the computing process waits for ever to read."""
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
 def run(computer: Computer, tmp_path: Path, file: Path, lines: list[str], **changes: object) -> ProcessEnd:
     arguments: dict[str, object] = {
         "order": file,
@@ -79,14 +85,14 @@ def test_what_breaks_in_the_computing_process_is_its_error(computer: Computer, t
 def test_a_cancelled_computation_ends_at_once(computer: Computer, tmp_path: Path) -> None:
     groups: list[int] = []
     begun = time.monotonic()
-    end = run(computer, tmp_path, order(tmp_path), [], cancelled=lambda: True, on_start=groups.append)
+    end = run(computer, tmp_path, endless(tmp_path), [], cancelled=lambda: True, on_start=groups.append)
     assert (end.ending, end.signal) == ("cancelled", signal.SIGKILL)
     assert time.monotonic() - begun < 30
     assert not psutil.pid_exists(groups[0])
 
 
 def test_a_computation_over_its_time_is_ended(computer: Computer, tmp_path: Path) -> None:
-    assert run(computer, tmp_path, order(tmp_path), [], time_limit_s=0.0).ending == "timed_out"
+    assert run(computer, tmp_path, endless(tmp_path), [], time_limit_s=0.0).ending == "timed_out"
 
 
 def test_a_killed_parent_is_said_and_replaced(computer: Computer, tmp_path: Path) -> None:
@@ -109,7 +115,7 @@ Computer().run("judge", order=there / "fifo", answer=there / "answer", log=there
     time_limit_s=60, on_line=print, cancelled=lambda: False,
     on_start=lambda group: print(group, flush=True))
 """
-    os.mkfifo(tmp_path / "fifo")  # the computing process waits for ever to read its order
+    endless(tmp_path)
     worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert worker.stdout is not None
     group = int(worker.stdout.readline())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.db.models import Q
-from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.cache import never_cache
@@ -48,6 +48,8 @@ def validation_live(request: HttpRequest, pk: int) -> HttpResponse:
 def validation_check(request: HttpRequest, pk: int, name: str) -> HttpResponse:
     """One verdict; `?result=` shows one that a later judgement replaced."""
     validation = _find(request, pk)
+    if "\0" in name:  # PostgreSQL knows no such text
+        raise Http404("There is no check of this name.")
     judged = CheckResult.objects.filter(validation=validation, check_name=name).select_related("finding")
     number = request.GET.get("result", "")
     wanted = Q(pk=int(number)) if number.isdecimal() and len(number) <= 18 else Q(superseded_at__isnull=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import messages
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
@@ -102,6 +103,8 @@ def _find(user: User, number: str) -> Validation | None:
 
 
 def _find_profile(value: str) -> Profile | None:
+    if "\0" in value:
+        raise BadRequest("profile holds a null character")
     name, _, version = value.rpartition("@")
     if not version.isdecimal() or len(version) > 9:
         return None

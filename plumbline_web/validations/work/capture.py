@@ -81,6 +81,9 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
     with change_of_state():
         job = lock(lease)
         run = FrameworkRun.objects.select_for_update().get(pk=run.pk)
+        if run.state != RunState.RUNNING:
+            finish(job, JobState.CANCELLED, log=log)  # cancelled while its files were being stored
+            return
         if stored is not None:
             write_capture(stored, run=run)
         move_run(

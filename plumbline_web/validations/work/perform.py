@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import traceback
 
-from django.db import connection
+from django.db import InterfaceError, OperationalError, connection
 
 from plumbline_web.jobs.domain import Lease, LeaseLost, finish, lock, requeue, take
 from plumbline_web.jobs.enums import JobState, Kind
@@ -34,12 +33,14 @@ def perform(job_id: int, *, worker: str, host: str) -> None:
             _end_broken_off(lease, heart)
         except LeaseLost as error:
             log.warning("%s; what this worker did is dropped", error)
+        except (OperationalError, InterfaceError) as error:
+            # The database is away, and nothing was written. The lease runs out, and the job begins again.
+            log.warning("job %s: the database does not answer (%s); its lease is left to run out", job_id, error)
+            connection.close()
         except ComputingFailed as error:
             _end_failed(lease, str(error))
-        except Exception as error:  # the job must end, whatever broke; the traceback is its error
-            log.exception("job %s broke", job_id)
-            connection.close()  # it may be what broke
-            _end_failed(lease, f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
+        except Exception as error:  # the job must end, whatever broke
+            _end_failed(lease, f"{type(error).__name__}: {error}; the worker's log has the traceback")
 
 
 def _end_broken_off(lease: Lease, heart: Heart) -> None:
@@ -61,5 +62,6 @@ def _end_failed(lease: Lease, why: str) -> None:
     try:
         with change_of_state():
             end_failed(lock(lease), why)
+        log.exception("job %s broke", lease.job_id)
     except LeaseLost as error:
         log.warning("%s; its failure is dropped: %s", error, why)

@@ -44,6 +44,7 @@ class StoredFiles:
     files: tuple[tuple[str, Artefact], ...]
     steps: tuple[int, ...]
     tensors: int
+    whole: bool
 
 
 def store_files(directory: Path, recorded: RecordedCapture) -> StoredFiles:
@@ -53,6 +54,7 @@ def store_files(directory: Path, recorded: RecordedCapture) -> StoredFiles:
         files=tuple((file.name, store_file(file)) for file in files),
         steps=recorded.steps,
         tensors=count_tensors(directory / "manifest.json"),
+        whole=not recorded.missing,
     )
 
 
@@ -65,6 +67,7 @@ def write_capture(stored: StoredFiles, *, run: FrameworkRun) -> Capture:
         framework=run.framework.name,
         steps=list(stored.steps),
         tensors=stored.tensors,
+        whole=stored.whole,
     )
     CaptureFile.objects.bulk_create(
         CaptureFile(capture=capture, name=name, artefact=artefact) for name, artefact in stored.files
