@@ -9,6 +9,7 @@ from typing import Any
 
 import ninja.errors
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, TooManyFieldsSent
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from ninja import NinjaAPI
 
@@ -41,8 +42,11 @@ CODE_OF_STATUS: Mapping[int, str] = {
     413: "too_large",
     429: "too_many",
     500: "internal",
+    503: "unavailable",
     507: "storage_full",
 }
+
+DATABASE_AWAY = "The database does not answer, and nothing was changed; send it again in a moment."
 
 
 class ApiError(Exception):
@@ -123,6 +127,8 @@ _TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], ApiError]], ...] = (
     (MissingArtefact, lambda error: ApiError(404, str(error), code="missing_artefact")),
     (ninja.errors.ValidationError, _from_parameters),
     (ninja.errors.HttpError, _from_http),
+    (OperationalError, lambda error: ApiError(503, DATABASE_AWAY)),
+    (InterfaceError, lambda error: ApiError(503, DATABASE_AWAY)),
     (Http404, lambda error: ApiError(404, "There is no such thing here; look at /api/docs for what there is.")),
     (PermissionDenied, lambda error: ApiError(403, str(error) or "Your role does not allow this.")),
     (RequestDataTooBig, lambda error: ApiError(413, "The body is too large; captures are uploaded in chunks.")),

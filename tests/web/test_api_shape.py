@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from django.db import InterfaceError, OperationalError
 from django.test import Client
 
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.accounts.tokens import create_token
+from plumbline_web.api.errors import translate
 from tests.web.factories import make_validation
 
 pytestmark = pytest.mark.django_db
@@ -161,3 +163,10 @@ def test_a_fault_of_plumbline_says_nothing_of_its_inside(client: Client, user: U
     assert response.status_code == 500
     error = error_of(response)
     assert (error["code"], "AttributeError" in error["message"]) == ("internal", False)
+
+
+@pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
+def test_a_database_that_is_away_is_503_which_clients_try_again(kind: type[Exception]) -> None:
+    error = translate(kind("server closed the connection unexpectedly"))
+    assert (error.status, error.code) == (503, "unavailable")
+    assert str(error) == "The database does not answer, and nothing was changed; send it again in a moment."
