@@ -41,7 +41,7 @@ $(STAMP): constraints.txt pyproject.toml capture/pyproject.toml
 	    "or name it: make setup PYTHON=/path/to/python." >&2; \
 	  exit 1; \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./capture -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ./capture -e '.[dev]'
 	@touch $@
 
 # SERVE=0 ends with the verdicts' exit code, on a port that nobody else has.

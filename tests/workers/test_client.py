@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import pytest
 from pytest_django.live_server_helper import LiveServer
 
+from checks.registry import CHECKS
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.accounts.tokens import create_token
@@ -297,16 +298,16 @@ def test_a_real_worker_serves_the_command(live_server: LiveServer, secret: str, 
     settings.DATA = tmp_path / "data"
     empty_queues()
     with worker(tmp_path / "w.log"):
-        arguments = [*ASKED, "--set", "steps=1", "--checks", "run.completes,step.loss"]
-        process = start(live_server.url, secret, *arguments, "--json", str(tmp_path / "result.json"))
+        process = start(live_server.url, secret, *ASKED, "--json", str(tmp_path / "result.json"))
         out, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
     assert "● pass" in out
     document = json.loads((tmp_path / "result.json").read_text())
-    assert [(each["check"], each["status"]) for each in document["verdicts"]] == [
-        ("run.completes", "pass"),
-        ("step.loss", "pass"),
-    ]
+    statuses = {each["check"]: each["status"] for each in document["verdicts"]}
+    assert list(statuses) == [*(name for name in CHECKS if name != "data.packing"), "data.packing"]
+    assert statuses == {**dict.fromkeys(CHECKS, "pass"), "data.packing": "skipped"}
+    validation = Validation.objects.get()
+    assert (validation.state, validation.verdict, validation.passed, validation.skipped) == ("done", "pass", 8, 1)
     assert "framework run: " in error
 
 
