@@ -8,7 +8,7 @@ from typing import Any
 
 from checks.errors import BadRequest
 from checks.models import resolve_model
-from checks.references.budget import count_parameters
+from checks.references.budget import reference_memory
 from checks.spec import RunSpec
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.installed import get_environment, get_framework, get_model
@@ -25,12 +25,6 @@ PROCESS_BYTES = 1_200_000_000
 """Resident size of a framework's process before it holds a model: interpreter, torch and transformers, measured at
 0.9–1.1 GB on CPU.
 """
-
-TRAINING_BYTES = 16
-"""A parameter in float32 with its gradient and AdamW's two moments."""
-
-REFERENCE_BYTES = 32
-"""As checks.references.budget: float64 weight, gradient, copy, and one own-precision model."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +137,10 @@ def preview(submission: Submission, *, user: User) -> Preview:
         )
         for planned, stored in needs
     )
-    parameters = count_parameters(resolved.spec.model)
     return Preview(
         runs=runs,
         skipped=tuple((check.name, reason) for check, reason in resolved.plan.skipped),
-        memory_bytes=PROCESS_BYTES + parameters * max(TRAINING_BYTES, REFERENCE_BYTES),
+        memory_bytes=PROCESS_BYTES + reference_memory(resolved.spec.model),
         expected_s=_expect_whole(resolved, sum(not run.reused for run in runs)),
     )
 
