@@ -17,6 +17,7 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
     start_services()  # before Django reads its settings; the workers inherit the addresses
 else:
     take_own_part(worker)
+os.environ["DJANGO_SETTINGS_MODULE"] = "plumbline_web.settings"
 
 django.setup()
 # A password hash is made slow to guess; here there is nothing to guess.
@@ -29,6 +30,11 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 import torch  # noqa: E402  # the settings above are read at import
 
 torch.set_num_threads(1)
+
+
+def pytest_xdist_setupnodes() -> None:
+    """A worker that inherits the name has pytest-django read the settings before the worker takes its own part."""
+    del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
 @pytest.fixture(scope="session")

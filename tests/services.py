@@ -46,4 +46,3 @@ def start_services() -> None:
         os.environ["REDIS_URL"] = redis_url(base / "r" / "redis.sock")
     os.environ.setdefault("PLUMBLINE_SECRET_KEY", "a key for tests that signs nothing of value, fifty characters")
     os.environ.setdefault("PLUMBLINE_DATA", str(base / "data"))
-    os.environ["DJANGO_SETTINGS_MODULE"] = "plumbline_web.settings"

@@ -63,6 +63,17 @@ def wait_for(look: Callable[[], Any], *, limit_s: float = 60.0) -> Any:
     return found
 
 
+def wait_for_words(process: subprocess.Popen[str], words: str) -> str:
+    """What the command has said of its progress, up to a line with these words."""
+    assert process.stderr is not None
+    said = ""
+    while words not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
 def end_with(validation: Validation, verdicts: list[dict[str, Any]]) -> None:
     """What a worker's last job writes."""
     add_results(validation, verdicts)
@@ -75,13 +86,13 @@ def test_a_validation_on_a_server_is_reported_as_one_here(
 ) -> None:
     report, junit = tmp_path / "result.json", tmp_path / "junit.xml"
     process = start(live_server.url, secret, *ASKED, "--json", str(report), "--junit", str(junit))
-    validation = wait_for(Validation.objects.first)
+    said = wait_for_words(process, "waiting for a worker: queued")
+    validation = Validation.objects.get()
+    assert f"V-{validation.pk} at {live_server.url}/validations/V-{validation.pk}/" in said
     assert (validation.owner.username, validation.settings) == ("anna", {"batch": 1})
     end_with(validation, verdicts)
     out, error = process.communicate(timeout=60)
     assert process.returncode == code, error
-    assert f"V-{validation.pk} at {live_server.url}/validations/V-{validation.pk}/" in error
-    assert "waiting for a worker: queued" in error
     document = json.loads(report.read_text())
     assert (document["exit_code"], document["verdicts"]) == (code, verdicts)
     assert all(verdict["check"] in out for verdict in verdicts)
@@ -91,8 +102,8 @@ def test_a_validation_on_a_server_is_reported_as_one_here(
 
 def test_ctrl_c_cancels_the_validation_on_the_server(live_server: LiveServer, secret: str) -> None:
     process = start(live_server.url, secret)
-    validation = wait_for(Validation.objects.first)
-    time.sleep(1.5)  # it follows now
+    wait_for_words(process, "waiting for a worker")
+    validation = Validation.objects.get()
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130, error
@@ -271,8 +282,8 @@ def test_a_lost_connection_is_said_and_found_again(live_server: LiveServer, secr
 def test_a_second_ctrl_c_leaves_at_once(live_server: LiveServer, secret: str) -> None:
     gate = Gate(live_server.thread.host, live_server.thread.port)
     process = start(f"http://127.0.0.1:{gate.port}", secret)
-    validation = wait_for(Validation.objects.first)
-    time.sleep(1.5)
+    wait_for_words(process, "waiting for a worker")
+    validation = Validation.objects.get()
     gate.stalled.set()
     process.send_signal(signal.SIGINT)
     time.sleep(1)
@@ -285,8 +296,8 @@ def test_a_second_ctrl_c_leaves_at_once(live_server: LiveServer, secret: str) ->
 
 def test_a_ci_server_that_stops_its_job_cancels_the_validation(live_server: LiveServer, secret: str) -> None:
     process = start(live_server.url, secret)
-    validation = wait_for(Validation.objects.first)
-    time.sleep(1.5)
+    wait_for_words(process, "waiting for a worker")
+    validation = Validation.objects.get()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
