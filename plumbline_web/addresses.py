@@ -38,3 +38,10 @@ def read_database_url(url: str) -> dict[str, Any]:
 def broker_url(url: str) -> str:
     """Celery writes a Unix socket as `redis+socket://`; redis-py as `unix://`. Both are taken."""
     return url.replace("unix://", "redis+socket://", 1) if url.startswith("unix://") else url
+
+
+def redis_url(broker: str) -> str:
+    """The broker's address as redis-py reads it: a Unix socket's database is its `db`, Celery's `virtual_host`."""
+    if not broker.startswith("redis+socket://"):
+        return broker
+    return broker.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=", 1)

@@ -11,6 +11,8 @@ import redis
 from django.conf import settings
 from django.http import HttpRequest
 
+from plumbline_web.addresses import redis_url
+
 log = logging.getLogger(__name__)
 
 WINDOW_S = 15 * 60
@@ -92,5 +94,4 @@ def _limits(username: str, address: str) -> tuple[Limit, Limit, Limit]:
 
 @cache
 def _client() -> redis.Redis:
-    address = settings.CELERY_BROKER_URL.replace("redis+socket://", "unix://", 1)
-    return redis.Redis.from_url(address, socket_timeout=2, socket_connect_timeout=2)
+    return redis.Redis.from_url(redis_url(settings.CELERY_BROKER_URL), socket_timeout=2, socket_connect_timeout=2)

@@ -36,9 +36,11 @@ def page(live_server: Any) -> Iterator[Page]:
         opened.set_default_timeout(20_000)
         yield opened
         context.close()
+    # Leaving a page that follows a run ends the request in progress; what a server answers wrongly has another name.
+    said = [message for message in messages if not message.startswith(("htmx:afterRequest", "htmx:sendError"))]
     # the one form that was meant to be wrong; a violation of the content security policy would be another
-    assert [message for message in messages if "400 (Bad Request)" not in message] == []
-    assert len(messages) <= 1
+    assert [message for message in said if "400 (Bad Request)" not in message] == []
+    assert len(said) <= 1
 
 
 def sign_in(page: Page) -> None:
