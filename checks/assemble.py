@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
 import torch
@@ -11,15 +12,19 @@ from torch import nn
 
 from checks.captures.capture import Capture
 from checks.diagnosis.first_divergence import Divergence, find_first_divergence
+from checks.errors import BadRequest
 from checks.material import Material, RunOutcome
+from checks.models.checkpoint import read_config
+from checks.probes.answers import read_answers
 from checks.references.batch import MicroBatch, UnreadableBatch, read_step
 from checks.references.budget import OverBudget
-from checks.references.corpus import render_corpus
+from checks.references.dataset import Dataset, read_dataset
 from checks.references.definition import compare_definition
 from checks.references.model import AUTOCAST, ModelSource, State, build_model, choose_source, float64_mode
 from checks.references.optimizer import decays
 from checks.references.reference import NoReference, Reference, compute_reference
 from checks.references.scalars import build_empty, expected_scalars
+from checks.roles import Role
 from checks.spec import Attention, RunSpec
 from checks.tolerance import EPSILON, MULTIPLES
 
@@ -45,32 +50,45 @@ class Refer(Protocol):
 
 def assemble(
     spec: RunSpec,
-    run: RunOutcome,
-    merged: RunOutcome | None,
+    outcomes: Mapping[Role, RunOutcome],
     *,
     references: bool,
     definition: bool,
     refer: Refer = compute_reference,
 ) -> Material:
-    """Read the captures of one validation and get every reference that its checks need from `refer`."""
+    """Read the captures of one validation and get every reference that its checks need from `refer`.
+
+    `outcomes`: the asked run, and those beside it that its checks need.
+    """
+    run = outcomes[Role.RUN]
     model = build_empty(spec.model)
     adapters = _expected_adapters(model, spec) if spec.lora else ()
     material = Material(
         spec=spec,
         run=run,
-        merged=merged,
+        others={role: outcome for role, outcome in outcomes.items() if role is not Role.RUN},
         expected_scalars=expected_scalars(spec.model),
         expected_adapters=adapters,
+        asked_config=read_config(spec.model),
         weight_decay_names=_decaying(model) | frozenset(adapters),
         total_steps=spec.steps,
     )
     capture = run.capture
     if capture is None or not capture.steps:
         return material
-    batches, unreadable = _read_batches(spec, capture)
+    material = _add_dataset(material, capture)
+    if spec.processes > 1:
+        # One rank's rows are not the step's: what the ranks did together is what one process did with all rows.
+        single = material.capture_of(Role.SINGLE)
+        if single is None or not single.steps:
+            return material
+        capture = single
+    batches, unreadable = _read_batches(material.dataset, capture)
     material = replace(material, batches=batches, no_reference=unreadable)
     if references:
         material = _add_references(material, capture, refer)
+    if Role.PROBED in outcomes:
+        material = _add_probes(material)
     return _add_definition(material, capture) if definition else material
 
 
@@ -130,8 +148,20 @@ def same_gradients(first: Capture, second: Capture, step: int) -> bool:
     return True
 
 
-def _read_batches(spec: RunSpec, capture: Capture) -> tuple[dict[int, tuple[MicroBatch, ...]], dict[int, str]]:
-    corpus = render_corpus(spec)
+def _add_dataset(material: Material, capture: Capture) -> Material:
+    stated = capture.manifest.get("started")
+    # Templates that print the date print that of the run.
+    started = datetime.fromisoformat(stated).astimezone() if isinstance(stated, str) else None
+    try:
+        return replace(material, dataset=read_dataset(material.spec, now=started))
+    except BadRequest as error:
+        return replace(material, no_dataset=f"the samples cannot be rendered: {str(error).rstrip('.')}")
+
+
+def _read_batches(
+    dataset: Dataset | None, capture: Capture
+) -> tuple[dict[int, tuple[MicroBatch, ...]], dict[int, str]]:
+    corpus = None if dataset is None else dataset.corpus
     batches, unreadable = {}, {}
     for step in capture.steps:
         try:
@@ -170,6 +200,27 @@ def _add_definition(material: Material, capture: Capture) -> Material:
         return replace(material, no_definition=reason)
     state = captured_state(material.spec, capture, reference.step)
     return replace(material, definition=compare_definition(material.spec, reference, state))
+
+
+def _add_probes(material: Material) -> Material:
+    capture = material.capture_of(Role.PROBED)
+    if capture is None or not capture.steps:
+        return replace(material, no_probes="the run that asks the model left no capture; see run.completes")
+    lost = [note.why for note in capture.missing if note.what == "probes"]
+    if lost:
+        return replace(material, no_probes=lost[0])
+    try:
+        source = choose_source(material.spec.model)
+        state = captured_state(material.spec, capture, capture.steps[0])
+        answers = read_answers(material.spec, capture, source, state)
+    except (NoReference, OverBudget, BadRequest) as error:
+        return replace(material, no_probes=str(error))
+    return replace(
+        material,
+        probes=answers,
+        no_probes="" if answers else "the model answered no probe; see the warnings",
+        probes_shared=source.shared,
+    )
 
 
 def _expected_adapters(model: nn.Module, spec: RunSpec) -> tuple[str, ...]:

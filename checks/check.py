@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from math import isqrt
+from dataclasses import dataclass
 
 from checks.material import Material
+from checks.roles import Role
 from checks.spec import RunSpec
 from checks.verdict import Status, Verdict
-
-
-class Role(StrEnum):
-    """Which run of a validation: the asked one, or the same rows as one batch without accumulation."""
-
-    RUN = "run"
-    MERGED = "merged"
 
 
 @dataclass(frozen=True)
@@ -34,20 +26,6 @@ class Check:
     @property
     def level(self) -> str:
         return self.name.split(".")[0]
-
-
-def spec_of(role: Role, spec: RunSpec) -> RunSpec:
-    """The run spec of a role. The planner merges equal ones.
-
-    The merged run trains one step on the same rows: batch · accumulation rows at once. A run without accumulation is
-    compared with its rows split in as many micro-batches as divide them.
-    """
-    if role is Role.RUN:
-        return spec
-    if spec.accumulation > 1:
-        return replace(spec, batch=spec.batch * spec.accumulation, accumulation=1, steps=1)
-    parts = next((n for n in range(2, isqrt(spec.batch) + 1) if spec.batch % n == 0), spec.batch)
-    return replace(spec, batch=spec.batch // parts, accumulation=parts, steps=1)
 
 
 def inconclusive(check: str, sentence: str, **details: object) -> Verdict:

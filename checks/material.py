@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 from checks.captures.capture import Capture
 from checks.diagnosis.first_divergence import Divergence
+from checks.probes.answers import Answer
 from checks.references.batch import MicroBatch
+from checks.references.dataset import Dataset
 from checks.references.definition import Definition
 from checks.references.reference import Reference
+from checks.roles import Role
 from checks.spec import RunSpec
 
 
@@ -34,29 +37,44 @@ class RunOutcome:
 class Material:
     """Everything that was recorded and computed for one validation.
 
-    `run`: the asked run. `merged`: the same rows as one batch without accumulation, None when no check needs it.
-    `batches`: captured step → its micro-batches; `references`: captured step → reference; `no_reference`: why a step
-    has none. `divergence`: the first wrong module, found by a second pass after a failure. `definition`: the model
-    class against its published definition.
+    `run`: the asked run. `others`: those that its checks need beside it, by their role. `batches`: captured step → its
+    micro-batches; `references`: captured step → reference; `no_reference`: why a step has none. `divergence`: the first
+    wrong module, found by a second pass after a failure. `definition`: the model class against its published
+    definition.
     """
 
     spec: RunSpec
     run: RunOutcome
-    merged: RunOutcome | None = None
+    others: Mapping[Role, RunOutcome] = field(default_factory=dict)
     batches: Mapping[int, tuple[MicroBatch, ...]] = field(default_factory=dict)
     references: Mapping[int, Reference] = field(default_factory=dict)
     no_reference: Mapping[int, str] = field(default_factory=dict)
     expected_scalars: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     expected_adapters: tuple[str, ...] = ()
+    asked_config: Mapping[str, object] = field(default_factory=dict)
+    """the content of the asked model's config.json"""
     weight_decay_names: frozenset[str] = frozenset()
     total_steps: int = 0
     divergence: Divergence | None = None
     definition: Definition | None = None
     no_definition: str = ""
+    probes: Mapping[str, Answer] = field(default_factory=dict)
+    """name → what the prepared model answered to a probe, beside the reference; `no_probes` says why there is none"""
+    no_probes: str = ""
+    probes_shared: tuple[str, ...] = ()
+    """code that the model and the reference of its probes have in common"""
+    dataset: Dataset | None = None
+    """the samples as the model should read them; `no_dataset` says why there is none"""
+    no_dataset: str = ""
 
     @property
     def capture(self) -> Capture | None:
         return self.run.capture
+
+    def capture_of(self, role: Role) -> Capture | None:
+        """What a run beside the asked one recorded; None where it did not run or left nothing readable."""
+        outcome = self.others.get(role)
+        return None if outcome is None else outcome.capture
 
     def why_not(self, step: int | None = None) -> str:
         """The reason why there is nothing trusted to compare with."""

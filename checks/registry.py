@@ -7,42 +7,96 @@ from difflib import get_close_matches
 from checks.architecture import (
     model_definition,
     step_accumulation,
+    step_causality,
     step_denominator,
+    step_determinism,
+    step_dropout,
+    step_frozen,
     step_gradients,
+    step_lengths,
     step_loss,
+    step_padding,
+    step_schedule,
     step_settings,
     step_update,
 )
 from checks.check import Check
+from checks.convergence import convergence_health
 from checks.errors import BadRequest
-from checks.lifecycle import data_packing, run_completes
+from checks.levels import LEVELS
+from checks.lifecycle import (
+    checkpoint_resume,
+    checkpoint_roundtrip,
+    data_coverage,
+    data_mask,
+    data_packing,
+    data_template,
+    environment_known_problems,
+    environment_settings,
+    run_completes,
+    serving_cache,
+)
+from checks.parallel import parallel_data, parallel_gradients, parallel_replicas
+from checks.roles import Role
 
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
         run_completes.CHECK,
+        environment_known_problems.CHECK,
+        environment_settings.CHECK,
+        data_template.CHECK,
+        data_mask.CHECK,
+        data_coverage.CHECK,
         step_settings.CHECK,
         step_loss.CHECK,
         step_denominator.CHECK,
         step_gradients.CHECK,
         step_update.CHECK,
+        step_schedule.CHECK,
+        step_frozen.CHECK,
         step_accumulation.CHECK,
         data_packing.CHECK,
+        checkpoint_resume.CHECK,
+        checkpoint_roundtrip.CHECK,
         model_definition.CHECK,
+        step_lengths.CHECK,
+        step_padding.CHECK,
+        step_causality.CHECK,
+        step_determinism.CHECK,
+        step_dropout.CHECK,
+        serving_cache.CHECK,
+        parallel_data.CHECK,
+        parallel_replicas.CHECK,
+        parallel_gradients.CHECK,
+        convergence_health.CHECK,
     )
 }
 
+ALL = "all"
+
+DEFAULT_CHECKS: tuple[str, ...] = tuple(
+    name for name, check in CHECKS.items() if set(check.roles) <= {Role.RUN, Role.MERGED, Role.SINGLE}
+)
+"""Those that are judged unless others are asked for: they take no run of the framework beside these two."""
+
+
+def by_level() -> dict[str, tuple[Check, ...]]:
+    """Title of a level → its checks, both in reading order."""
+    found = {title: tuple(c for c in CHECKS.values() if c.level == level) for level, title in LEVELS.items()}
+    return {title: checks for title, checks in found.items() if checks}
+
 
 def find_checks(names: tuple[str, ...] | None) -> tuple[Check, ...]:
-    """The named checks in reading order; all of them for None.
+    """The checks of these names and levels, in reading order; the default ones for None, every one for `all`.
 
     Raises:
-        BadRequest: a name that no check has, with the nearest ones.
+        BadRequest: a name that no check and no level has, with the nearest ones.
     """
-    if names is None:
-        return tuple(CHECKS.values())
-    for name in names:
-        if name not in CHECKS:
-            near = get_close_matches(name, CHECKS, n=3, cutoff=0.4) or list(CHECKS)
+    wanted = DEFAULT_CHECKS if names is None else names
+    known = {*CHECKS, *(check.level for check in CHECKS.values()), ALL}
+    for name in wanted:
+        if name not in known:
+            near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or list(CHECKS)
             raise BadRequest("checks", f"there is no check {name!r}", f"did you mean {', '.join(near)}")
-    return tuple(check for check in CHECKS.values() if check.name in names)
+    return tuple(check for check in CHECKS.values() if {check.name, check.level, ALL} & set(wanted))

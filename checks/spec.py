@@ -10,15 +10,16 @@ Precision = Literal["float32", "bf16", "bf16_params"]
 Attention = Literal["eager", "sdpa"]
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["constant", "linear", "cosine"]
+Sharding = Literal["none", "ddp", "fsdp2"]
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """What a framework is asked to do. Every field but the first three can be given as `--set name=value`.
 
-    One optimizer step trains on `batch × accumulation` rows of at most `seq_len` tokens. The objective is the mean
-    over the counted tokens of the whole step. Weight decay applies to weight matrices and embeddings, not to norms or
-    biases.
+    One optimizer step trains on `dp_size × batch × accumulation` rows of at most `seq_len` tokens. The objective is the
+    mean over the counted tokens of the whole step. Weight decay applies to weight matrices and embeddings, not to norms
+    or biases.
     """
 
     framework: str
@@ -50,6 +51,22 @@ class RunSpec:
     schedule: Schedule = "constant"
     warmup_steps: int = 0
     gradient_checkpointing: bool = False
+    dp_size: int = 1
+    """processes that each train on rows of their own"""
+    tp_size: int = 1
+    """processes that share every weight matrix"""
+    ep_size: int = 1
+    """processes that share the experts"""
+    sharding: Sharding = "none"
+    """what data-parallel processes hold: ddp, all of the model; fsdp2, a part of each parameter"""
     seed: int = 0
+    resume_after: int | None = None
+    """save after this many steps, end the process, and let a new one take the rest of the steps"""
+    probed: bool = False
+    """ask the prepared model about the batches of `checks.probes` before its first step"""
     fault: str | None = None
     """slug of a fault of checks.faults to inject, for showing that a check sees it"""
+
+    @property
+    def processes(self) -> int:
+        return self.dp_size * self.tp_size * self.ep_size

@@ -90,6 +90,7 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
     _add_validate(subparsers.add_parser("validate", help="run a framework's step and judge it"))
     _add_checks(subparsers.add_parser("checks", help="list the checks, or show one"))
     _add_compare(subparsers.add_parser("compare", help="compare two captures tensor by tensor"))
+    _add_audit(subparsers.add_parser("audit", help="compare installed or pinned releases with known problems"))
     faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
     faults.set_defaults(run=lambda options: commands.list_faults())
     for add in more:
@@ -102,7 +103,11 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     add("--framework", required=True, help="framework under test: transformers, trl")
     add("--model", required=True, help="checkpoint directory, config.json, or tiny:<family>")
     add("--data", required=True, help="JSONL, Parquet or saved data set, or the name of a sample that ships")
-    add("--checks", type=_split_names, help="names, comma separated; all by default")
+    add(
+        "--checks",
+        type=_split_names,
+        help="names or levels, comma separated, or all; see `plumbline checks`",
+    )
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
     add("--local", action="store_true", help="run on this machine, without a server")
     add("--json", type=Path, metavar="FILE", help="write the complete result")
@@ -138,6 +143,8 @@ def _add_checks(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=lambda options: commands.list_checks())
     subparsers = parser.add_subparsers(metavar="ACTION")
     subparsers.add_parser("list", help="list the checks (the default)")
+    document = subparsers.add_parser("document", help="print docs/checks.md, all that the checks say of themselves")
+    document.set_defaults(run=lambda options: commands.document_checks())
     show = subparsers.add_parser("show", help="what one check claims, catches and cannot see")
     show.add_argument("name", metavar="NAME")
     show.set_defaults(run=lambda options: commands.show_check(options.name))
@@ -147,6 +154,28 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("captures", nargs=2, type=Path, metavar="CAPTURE", help="directory with a manifest.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every comparison")
     parser.set_defaults(run=lambda options: commands.compare(*options.captures, json_file=options.json))
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--python", metavar="PATH", help="interpreter or virtual environment; this one by default")
+    what.add_argument(
+        "--requirements", type=Path, metavar="FILE", help="requirements file, lock file or output of pip freeze"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the complete result")
+    parser.add_argument("--sarif", type=Path, metavar="FILE", help="write SARIF 2.1.0")
+    parser.set_defaults(run=_audit)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from workers.audit import run_audit
+
+    return run_audit(
+        python=options.python,
+        requirements=options.requirements,
+        json_file=options.json,
+        sarif_file=options.sarif,
+    )
 
 
 def _split_names(text: str) -> tuple[str, ...]:

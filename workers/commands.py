@@ -97,13 +97,17 @@ def _validate_here(request: ValidationRequest) -> ValidationResult:
 
 
 def list_checks() -> int:
-    """Print each check with its claim."""
-    from checks.registry import CHECKS
+    """Print the checks by level, each with its claim; a dot marks those that are judged by default."""
+    from checks.registry import DEFAULT_CHECKS, by_level
 
-    table = Table("check", "claim", box=None, pad_edge=False)
-    for check in CHECKS.values():
-        table.add_row(Text(check.name), Text(check.claim))
-    make_console().print(table)
+    console = make_console()
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for level, checks in by_level().items():
+        table.add_row("", Text(level, style="bold"))
+        for check in checks:
+            table.add_row("●" if check.name in DEFAULT_CHECKS else "", Text(check.name), Text(check.claim))
+    console.print(table)
+    console.print(Text("● judged by default; --checks all, a level or a name asks for others"))
     return 0
 
 
@@ -115,6 +119,14 @@ def show_check(name: str) -> int:
     console = make_console()
     console.print(Text(check.name, style="bold"))
     console.print(Text(inspect.cleandoc(check.description)))
+    return 0
+
+
+def document_checks() -> int:
+    """Print docs/checks.md."""
+    from checks.document import render_checks
+
+    print(render_checks(), end="")
     return 0
 
 

@@ -13,17 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checks.captures.capture import Capture, open_capture
-from checks.check import Role
+from checks.captures.log import keep_log
 from checks.errors import BadRequest, CaptureError
 from checks.faults import fault
 from checks.material import RunOutcome
+from checks.roles import Role
 from checks.spec import RunSpec
 from workers.frameworks import Adapter
 from workers.planner import Plan, PlannedRun
 from workers.request import PhaseTime, Progress, ValidationRequest
 from workers.runner import FrameworkRun, run_framework
 
-TITLES = {Role.RUN: "framework run", Role.MERGED: "framework run on merged rows"}
+TITLES = {
+    Role.RUN: "framework run",
+    Role.MERGED: "framework run on merged rows",
+    Role.RESUMED: "framework run that is saved and resumed",
+    Role.PROBED: "framework's model on chosen batches",
+    Role.SINGLE: "framework run of one process",
+}
 
 LAST_OUTPUT_CHARACTERS = 300
 
@@ -79,6 +86,8 @@ def _execute(session: Session, chosen: Adapter, planned: PlannedRun, fraction: f
     steps = planned.captured_steps
     spec = planned.spec
     named = f"{spec.framework}, {spec.steps} steps of {spec.batch} × {spec.accumulation} rows"
+    if spec.processes > 1:
+        named += f" a rank on {spec.processes} processes" if spec.dp_size > 1 else f" on {spec.processes} processes"
     with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
         return run_recorded(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
 
@@ -120,6 +129,8 @@ def run_recorded(
         cancelled=session.cancelled,
     )
     session.runs.append(run)
+    if run.capture is not None:
+        keep_log(run.capture, chosen.read_log(launch.output, run.log))
     return _read_outcome(run, last_line)
 
 

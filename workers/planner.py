@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checks.check import Check, Role, spec_of
+from checks.check import Check
+from checks.parallel.scope import why_not_over_ranks
+from checks.roles import Role, spec_of
 from checks.spec import RunSpec
 
 
@@ -20,6 +22,8 @@ class PlannedRun:
     @property
     def captured_steps(self) -> tuple[int, ...]:
         """The first step, and the last: the update is judged at both."""
+        if self.spec.resume_after is not None:
+            return (self.spec.steps - self.spec.resume_after,)  # the new process counts its own
         return (1,) if self.spec.steps == 1 else (1, self.spec.steps)
 
 
@@ -45,14 +49,15 @@ def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
     """Sort checks into judged and skipped, and merge what the judged ones need."""
     skipped, judged = [], []
     for check in checks:
-        reason = check.applies(spec)
+        reason = check.applies(spec) or why_not_over_ranks(check.name, spec)
         if reason is None:
             judged.append(check)
         else:
             skipped.append((check, reason))
     runs: dict[Role, PlannedRun] = {}
     for role in Role:
-        readers = tuple(check.name for check in judged if role in check.roles)
+        # Whatever else a check needs, it is the asked run that it judges.
+        readers = tuple(check.name for check in judged if role is Role.RUN or role in check.roles)
         if readers:
             runs[role] = PlannedRun(role, spec_of(role, spec), readers)
     return Plan(tuple(runs.values()), tuple(judged), tuple(skipped))

@@ -70,6 +70,10 @@ def build_command(
         command += ["--full-parameters", launch.full_parameters]
     for file in preload:
         command += ["--preload", str(file)]
+    if launch.probes is not None:
+        command += ["--probes", str(launch.probes)]
+    for directory in launch.checkpoints:
+        command += ["--checkpoint", str(directory)]
     return [*command, "--", *launch.command]
 
 

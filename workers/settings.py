@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from checks.errors import BadRequest
 from checks.spec import RunSpec
 
-NOT_SETTINGS = frozenset({"framework", "model", "data", "fault"})
-"""Fields of RunSpec that have an option of their own."""
+NOT_SETTINGS = frozenset({"framework", "model", "data", "fault", "resume_after", "probed"})
+"""Fields of RunSpec that have an option of their own, or that the role of a run decides."""
 
 TRUE = ("true", "1", "yes")
 FALSE = ("false", "0", "no")
@@ -52,6 +52,9 @@ POSITIVE = Bounds(low=0, low_open=True)
 DECAY_RATE = Bounds(low=0, high=1, high_open=True)
 """Of a moving average: AdamW (https://arxiv.org/abs/1711.05101) and momentum ask for [0, 1)."""
 
+PROCESSES = Bounds(low=1, high=64)
+"""On one machine; more than its processors only share them."""
+
 BOUNDS: Mapping[str, Bounds] = {
     "steps": AT_LEAST_ONE,
     "batch": AT_LEAST_ONE,
@@ -67,6 +70,9 @@ BOUNDS: Mapping[str, Bounds] = {
     "momentum": DECAY_RATE,
     "max_grad_norm": NOT_NEGATIVE,
     "warmup_steps": Bounds(low=0, high=COUNT_LIMIT),
+    "dp_size": PROCESSES,
+    "tp_size": PROCESSES,
+    "ep_size": PROCESSES,
     "seed": Bounds(low=0, high=2**32 - 1),  # what numpy's generator takes
 }
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 
 from checks.assemble import assemble, locate
-from checks.check import Check, Role, skipped
+from checks.check import Check, skipped
 from checks.faults import fault
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
 from checks.references.budget import count_parameters
 from checks.registry import find_checks
+from checks.roles import Role
 from checks.samples import resolve_data
 from checks.spec import RunSpec
 from checks.verdict import Status, Verdict
@@ -85,14 +86,12 @@ def build_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...], 
 def _judge_all(
     session: Session, chosen: Adapter, plan: Plan, spec: RunSpec, outcomes: Mapping[Role, RunOutcome]
 ) -> Iterator[Verdict]:
-    run = outcomes.get(Role.RUN)
     judged: dict[str, Verdict] = {}
-    if run is not None and not session.cancelled():
+    if Role.RUN in outcomes and not session.cancelled():
         with session.phase("reference", "float64 reference and its noise floor", 0.8):
             material = assemble(
                 spec,
-                run,
-                outcomes.get(Role.MERGED),
+                outcomes,
                 references=plan.needs_reference,
                 definition=plan.needs("model.definition"),
             )

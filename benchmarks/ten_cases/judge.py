@@ -12,6 +12,7 @@ from checks.assemble import assemble, locate
 from checks.captures.capture import Capture
 from checks.material import RunOutcome
 from checks.registry import CHECKS
+from checks.roles import Role
 from checks.verdict import Status, Verdict
 
 JUDGES = ("step.settings", "step.loss", "step.denominator", "step.gradients")
@@ -67,7 +68,7 @@ def judge(case: Case, capture: Capture, *, checkpoint: Path, data: Path) -> Judg
     capture holds every module's input and output already, so it is its own second pass.
     """
     outcome = RunOutcome("completed", 0, 0.0, None, capture, None)
-    material = assemble(case.make_spec(checkpoint, data), outcome, None, references=True, definition=False)
+    material = assemble(case.make_spec(checkpoint, data), {Role.RUN: outcome}, references=True, definition=False)
     material = locate(material, capture)
     first = material.divergence.first if material.divergence is not None else None
     verdicts = {name: CHECKS[name].judge(material) for name in JUDGES}

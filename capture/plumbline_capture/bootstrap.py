@@ -25,9 +25,10 @@ def start() -> None:
 
 def _on_torch(settings: Settings) -> None:
     try:
-        from plumbline_capture.install import install
+        if settings.steps:
+            from plumbline_capture.install import install
 
-        install(settings)
+            install(settings)
     except Exception:  # the training goes on without a record; the manifest will say that no step was seen
         sys.stderr.write("plumbline-capture: the recorder could not be installed, the run goes on without it\n")
         traceback.print_exc()

@@ -11,6 +11,7 @@ from typing import List, NoReturn, Optional, Tuple
 
 from plumbline_capture import __version__
 from plumbline_capture.launcher import run
+from plumbline_capture.probe_file import read_probes
 from plumbline_capture.settings import Settings
 
 BAD_REQUEST = 3
@@ -57,6 +58,14 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--preload", metavar="FILE", action="append", default=[], help="Python file whose install() runs after torch"
     )
+    parser.add_argument("--probes", metavar="FILE", help="JSON file of batches to ask the model about beforehand")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="directory of a checkpoint that the command saves, read when it has ended",
+    )
     return parser
 
 
@@ -72,6 +81,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     for path in options.preload:
         if not os.path.isfile(path):
             raise ValueError(f"--preload: {path} is not a file; give a Python file that defines install().")
+    if options.probes is not None:
+        read_probes(options.probes)
     return Settings(
         out=str(out),
         steps=_steps(options.steps),
@@ -79,6 +90,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         modules=options.modules,
         full_parameters=options.full_parameters,
         preload=tuple(os.path.abspath(path) for path in options.preload),
+        probes=None if options.probes is None else os.path.abspath(options.probes),
+        checkpoints=tuple(os.path.abspath(path) for path in options.checkpoint),
     )
 
 

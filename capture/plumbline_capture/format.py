@@ -15,12 +15,12 @@ FORMAT = "plumbline-capture"
 VERSION = 1
 
 FULL_KINDS = frozenset(
-    {"batch", "target", "token_loss", "router", "module_input", "module_output", "module_output_gradient"}
+    {"batch", "target", "token_loss", "router", "module_input", "module_output", "module_output_gradient", "probe"}
 )
 """kinds of which the whole tensor is kept"""
-SKETCHED_KINDS = frozenset({"gradient", "parameter_before", "parameter_after"})
+SKETCHED_KINDS = frozenset({"gradient", "parameter_before", "parameter_after", "checkpoint"})
 """kinds of which sketch, sample and row norms are kept"""
-SAMPLED_KINDS = frozenset({"gradient_clipped", "optimizer_state_before", "optimizer_state"})
+SAMPLED_KINDS = frozenset({"gradient_clipped", "optimizer_state_before", "optimizer_state", "checkpoint_state"})
 """kinds of which the sample is kept"""
 
 ALWAYS_FULL = 4096
@@ -105,6 +105,11 @@ def step_file_name(step: int, rank: int) -> str:
 def rank_file_name(rank: int) -> str:
     """Return the name of the file in which one rank keeps its part of the manifest while it runs."""
     return f"rank{rank:05d}.json"
+
+
+def checkpoint_file_name(index: int) -> str:
+    """Return the name of the file that holds what was read of one saved checkpoint."""
+    return f"checkpoint{index:05d}.safetensors"
 
 
 def utc_now() -> str:

@@ -12,9 +12,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from plumbline_capture.calls import bind_arguments, named_tensors, output_field, rows_and_positions, to_float
 from plumbline_capture.environment import describe_rng
+from plumbline_capture.fingerprints import record_rows
 from plumbline_capture.hook import Hook
 from plumbline_capture.loss import defer_logits, take_log_probs
 from plumbline_capture.modules import hook_modules
+from plumbline_capture.probe import ask
 from plumbline_capture.represent import keep_tensor
 from plumbline_capture.roots import Root, find_root
 from plumbline_capture.state import Recorder, inside_backward, is_compiling
@@ -40,6 +42,10 @@ def watch_for_root(recorder: Recorder) -> None:
                 return
             _adopt_root(recorder, root)
         if recorder.root is not None:  # outside of the guard, under which a forward does not look like training
+            if recorder.settings.probes is not None and not recorder.probed:
+                recorder.probed = True
+                with recorder.shielded("probes"):
+                    ask(recorder, module)
             with recorder.shielded("batch"):
                 _enter_door(recorder, module)
 
@@ -50,12 +56,12 @@ def _adopt_root(recorder: Recorder, root: Root) -> None:
     """Hook the doors of the root model; the hooks stay as long as a step remains to be recorded."""
 
     def enter(module: nn.Module, args: Tuple[Any, ...]) -> None:
-        if recorder.active and not is_compiling():
+        if not is_compiling():
             with recorder.shielded("batch"):
                 _enter_door(recorder, module)
 
     def leave(module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
-        if recorder.active and not is_compiling():
+        if not is_compiling():
             with recorder.shielded("batch"):
                 _leave_door(recorder, module, args, kwargs, output)
 
@@ -118,7 +124,7 @@ def _trains(recorder: Recorder) -> bool:
 
 
 def _enter_door(recorder: Recorder, module: nn.Module) -> None:
-    if not recorder.active or not _trains(recorder):
+    if recorder.finished or not _trains(recorder):
         return
     assert recorder.root is not None
     if module is recorder.root.outer:
@@ -126,7 +132,7 @@ def _enter_door(recorder: Recorder, module: nn.Module) -> None:
     if recorder.doors:
         recorder.doors[-1][1] = True
     recorder.doors.append([module, False])
-    if not recorder.now.begun:
+    if recorder.active and not recorder.now.begun:
         recorder.now.begun = True
         with recorder.guarded("rng"):
             recorder.now.record["rng"] = describe_rng()
@@ -142,11 +148,16 @@ def _leave_door(recorder: Recorder, module: nn.Module, args: Tuple[Any, ...], kw
             innermost = not had_inner
             break
     if innermost and torch.is_grad_enabled():
-        with recorder.guarded("batch"):
-            _record_forward(recorder, args, kwargs, out)
+        assert recorder.root is not None
+        arguments = bind_arguments(recorder.root.model, args, kwargs)
+        with recorder.guarded("rows"):
+            record_rows(recorder, arguments)
+        if recorder.active:
+            with recorder.guarded("batch"):
+                _record_forward(recorder, arguments, out)
 
 
-def _record_forward(recorder: Recorder, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+def _record_forward(recorder: Recorder, arguments: Dict[str, Any], output: Any) -> None:
     root = recorder.root
     assert root is not None
     micro_batch = recorder.micro_batch()
@@ -159,7 +170,6 @@ def _record_forward(recorder: Recorder, args: Tuple[Any, ...], kwargs: Dict[str,
         return
     if "model" not in recorder.now.record:
         recorder.now.record["model"] = _describe_model(root)
-    arguments = bind_arguments(root.model, args, kwargs)
     for name, value in named_tensors(arguments):
         keep_tensor(recorder, value, kind="batch", name=name, micro_batch=micro_batch.index)
     micro_batch.arguments = {

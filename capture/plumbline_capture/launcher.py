@@ -32,7 +32,9 @@ def run(settings: Settings, command: List[str]) -> int:
     started = utc_now()
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
-    code = _run_to_end(command, _environment(settings))
+    code, stopped = _run_to_end(command, _environment(settings))
+    if settings.checkpoints and not stopped:
+        _run_to_end([sys.executable, "-m", "plumbline_capture.checkpoint", settings.to_environment()], dict(os.environ))
     write_manifest(out, settings=settings, command=command, exit_code=code, started=started)
     return 128 - code if code < 0 else code
 
@@ -47,8 +49,8 @@ def _environment(settings: Settings) -> "dict[str, str]":
     return environment
 
 
-def _run_to_end(command: List[str], environment: "dict[str, str]") -> int:
-    """Return the command's exit code, negative for a signal.
+def _run_to_end(command: List[str], environment: "dict[str, str]") -> Tuple[int, bool]:
+    """Return the command's exit code, negative for a signal, and whether this process was told to stop it.
 
     It leads a process group of its own, so that a signal to the launcher reaches all of it, torchrun's workers too.
     """
@@ -68,10 +70,10 @@ def _run_to_end(command: List[str], environment: "dict[str, str]") -> int:
             )
         except FileNotFoundError:
             sys.stderr.write(f"plumbline-capture: {command[0]}: no such command; check the name and PATH.\n")
-            return _NOT_FOUND
+            return _NOT_FOUND, False
         except PermissionError:
             sys.stderr.write(f"plumbline-capture: {command[0]}: not executable; run it through its interpreter.\n")
-            return _NOT_EXECUTABLE
+            return _NOT_EXECUTABLE, False
         if passed_on:  # it came while the command was being started
             _signal_group(child.pid, passed_on[-1][0])
         while child.poll() is None or (passed_on and _signal_group(child.pid, 0)):
@@ -84,7 +86,7 @@ def _run_to_end(command: List[str], environment: "dict[str, str]") -> int:
                     child.wait(timeout=_POLL_S)
             else:
                 time.sleep(_POLL_S)
-        return int(child.returncode)
+        return int(child.returncode), bool(passed_on)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

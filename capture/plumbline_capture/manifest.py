@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from plumbline_capture import __version__
-from plumbline_capture.format import FORMAT, VERSION, Missing, utc_now, write_json
+from plumbline_capture.format import FORMAT, VERSION, Missing, checkpoint_file_name, utc_now, write_json
 from plumbline_capture.settings import Settings
 
 
@@ -21,6 +21,8 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
     for part in recorded:
         missing.extend(_lost_files(out, part))
         missing.extend(_steps_not_reached(settings, part))
+    saved, unread = _read_checkpoints(out, settings)
+    missing.extend(unread)
     if not recorded:
         why = "no optimizer step of a torch model was seen in any process of the command"
         missing.append(Missing(rank=None, step=None, what="step", why=why))
@@ -40,12 +42,13 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         "world_size": len(recorded),
         "missing": [dataclasses.asdict(note) for note in missing],
         "environment": recorded[0]["environment"] if recorded else None,
-        "ranks": [{key: part[key] for key in ("rank", "local_rank", "pid", "steps")} for part in recorded],
-        "files": [file for part in recorded for file in part["files"]],
-        "tensors": [entry for part in recorded for entry in part["tensors"]],
+        "ranks": [{key: part[key] for key in ("rank", "local_rank", "pid", "steps", "rows")} for part in recorded],
+        "checkpoints": [part["checkpoint"] for part in saved],
+        "files": [file for part in [*recorded, *saved] for file in part["files"]],
+        "tensors": [entry for part in [*recorded, *saved] for entry in part["tensors"]],
     }
     write_json(out / "manifest.json", manifest)
-    for leftover in [*out.glob("rank*.json"), *out.glob(".*.tmp-*")]:
+    for leftover in [*out.glob("rank*.json"), *out.glob("checkpoint*.json"), *out.glob(".*.tmp-*")]:
         leftover.unlink(missing_ok=True)
 
 
@@ -66,6 +69,23 @@ def _read_parts(out: Path) -> "tuple[List[Dict[str, Any]], List[Missing]]":
                 )
             )
     return sorted(parts, key=lambda part: int(part["rank"])), missing
+
+
+def _read_checkpoints(out: Path, settings: Settings) -> "tuple[List[Dict[str, Any]], List[Missing]]":
+    """Return what was read of each saved checkpoint, and notes of what was not; one not read at all is empty."""
+    saved: List[Dict[str, Any]] = []
+    missing: List[Missing] = []
+    for index, directory in enumerate(settings.checkpoints):
+        file = out / checkpoint_file_name(index)
+        try:
+            saved.append(json.loads(file.with_suffix(".json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            file.unlink(missing_ok=True)
+            saved.append({"checkpoint": {"directory": directory}, "files": [], "tensors": [], "missing": []})
+            why = "the command was stopped, or the process that reads it ended early"
+            missing.append(Missing(rank=None, step=None, what=f"checkpoint {Path(directory).name}", why=why))
+        missing.extend(Missing(**note) for note in saved[-1]["missing"])
+    return saved, missing
 
 
 def _lost_files(out: Path, part: Dict[str, Any]) -> List[Missing]:

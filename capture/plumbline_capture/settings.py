@@ -18,7 +18,7 @@ class Settings:
     out: str
     """directory of the capture, absolute"""
     steps: Tuple[int, ...] = (1, 3)
-    """optimizer steps to record, counted from 1"""
+    """optimizer steps to record, counted from 1; without any the process is not recorded, only preloaded"""
     full: bool = False
     """keep gradients, parameters and states whole beside their sketches"""
     modules: Optional[str] = None
@@ -27,6 +27,11 @@ class Settings:
     """regular expression, full match: parameters that are kept whole"""
     preload: Tuple[str, ...] = ()
     """Python files to execute after torch was imported; each has an `install()`"""
+
+    probes: Optional[str] = None
+    """JSON file of probes (see `probe.read_probes`) to ask the model before its first step"""
+    checkpoints: Tuple[str, ...] = ()
+    """directories of saved checkpoints, absolute, that are read once the command has ended"""
 
     @property
     def mode(self) -> str:
@@ -41,8 +46,11 @@ class Settings:
 def read_environment() -> Optional[Settings]:
     """Return the settings of this process, or None where it is not to be recorded."""
     value = os.environ.get(VARIABLE)
-    if not value:
-        return None
+    return parse_settings(value) if value else None
+
+
+def parse_settings(value: str) -> Settings:
+    """Return the settings that `to_environment` wrote."""
     content = json.loads(value)
     return Settings(
         out=content["out"],
@@ -51,4 +59,6 @@ def read_environment() -> Optional[Settings]:
         modules=content["modules"],
         full_parameters=content["full_parameters"],
         preload=tuple(content["preload"]),
+        probes=content["probes"],
+        checkpoints=tuple(content["checkpoints"]),
     )

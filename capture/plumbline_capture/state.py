@@ -77,6 +77,10 @@ class StepState:
     """autocast and compute dtype, as seen inside the forward"""
     handles: List[Any] = field(default_factory=list)
     """hooks that live for this step only"""
+    fingerprinted: int = 0
+    """forwards of this step whose rows have a fingerprint"""
+    fingerprinted_at: int = -1
+    """backwards that had run when the last of them was seen"""
 
 
 @dataclass
@@ -112,11 +116,18 @@ class Recorder:
         self.step_records: List[Dict[str, Any]] = []
         self.entries: List[TensorEntry] = []
         self.files: List[Dict[str, Any]] = []
+        self.rows: List[Dict[str, Any]] = []
+        """fingerprints of the rows of every training forward"""
+        self.rows_kept = 0
+        self.rows_published = 0
+        """of `rows`, those that the JSON file holds"""
         self.environment: Optional[Dict[str, Any]] = None
         self.rank_file: Optional[str] = None
         """name of the JSON file that this process owns, once it has recorded a step"""
         self.published = 0
         """notes of missing things that the JSON file holds"""
+        self.probed = False
+        """the model was asked the probes; a wrong root, found again, is not asked a second time"""
         self.finished = False
         """no step remains to be recorded"""
         self.active = self.step in settings.steps
@@ -126,6 +137,7 @@ class Recorder:
         """In a forked child: what was recorded belongs to the parent."""
         self.pid = os.getpid()
         self.missing, self.step_records, self.entries, self.files = [], [], [], []
+        self.rows, self.rows_kept = [], 0
         self.rank_file = None
         self.now = StepState()
 

@@ -73,16 +73,18 @@ def publish(recorder: Recorder) -> None:
         "steps": recorder.step_records,
         "tensors": [vars(entry) for entry in recorder.entries],
         "files": recorder.files,
+        "rows": recorder.rows,
         "missing": [dataclasses.asdict(note) for note in recorder.missing],
         "environment": recorder.environment,
     }
     write_json(Path(recorder.settings.out) / name, content)
-    recorder.published = len(recorder.missing)
+    recorder.published, recorder.rows_published = len(recorder.missing), len(recorder.rows)
 
 
 def publish_last_notes(recorder: Recorder) -> None:
-    """At the end of the process: write what was found missing since the last step that was recorded."""
-    if len(recorder.missing) > recorder.published and os.getpid() == recorder.pid:
+    """At the end of the process: write what was found missing, or trained on, since the last step was recorded."""
+    rows = recorder.rank_file is not None and len(recorder.rows) > recorder.rows_published
+    if (rows or len(recorder.missing) > recorder.published) and os.getpid() == recorder.pid:
         with recorder.shielded("rank file"):
             publish(recorder)
 

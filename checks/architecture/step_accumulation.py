@@ -19,10 +19,11 @@ import torch
 from checks.captures.blocks import WHOLE
 from checks.captures.capture import Capture, TensorRecord
 from checks.captures.differences import Difference, Projection, difference, project, sketch_difference
-from checks.check import Check, Role, inconclusive
+from checks.check import Check, inconclusive
 from checks.diagnosis.signatures import read_gradients
 from checks.material import Material
 from checks.references.reference import Reference
+from checks.roles import Role
 from checks.spec import RunSpec
 from checks.tolerance import MULTIPLES, judge_scale, judge_tensor, limits_by_kind
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -31,14 +32,12 @@ NAME = "step.accumulation"
 
 
 def judge(material: Material) -> Verdict:
-    if material.capture is None or material.merged is None or material.merged.capture is None:
-        return inconclusive(
-            NAME, material.why_not() if material.capture is None else "the run on merged rows left no capture"
-        )
+    split, merged = material.capture, material.capture_of(Role.MERGED)
+    if split is None or merged is None:
+        return inconclusive(NAME, material.why_not() if split is None else "the run on merged rows left no capture")
     reference = material.first_reference()
     if reference is None:
         return inconclusive(NAME, material.why_not())
-    split, merged = material.capture, material.merged.capture
     step = reference.step
     if step not in merged.steps:
         return inconclusive(NAME, f"the run on merged rows did not record step {step}")

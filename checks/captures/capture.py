@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from checks.captures.files import StoredTensor, load, read_header
+from checks.captures.log import LogRecord, load_log
 from checks.captures.records import MicroBatchRecord, Missing, StepRecord, parse_missing, parse_step
 from checks.errors import CaptureError
 
@@ -23,7 +25,11 @@ RECORD_AGAIN = "record the capture again with `plumbline-capture run`"
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One recorded tensor; each representation is read when asked for, None when it was not recorded."""
+    """One recorded tensor; each representation is read when asked for, None when it was not recorded.
+
+    `where`: [start, stop) of its part in each dimension of the whole; `placement`: mesh axis → `shard`, `partial` or
+    `replicate`, empty for a tensor that says nothing about ranks.
+    """
 
     name: str
     kind: str
@@ -33,6 +39,8 @@ class TensorRecord:
     global_shape: tuple[int, ...]
     stats: Mapping[str, float | None]
     representations: Mapping[str, StoredTensor]
+    where: tuple[tuple[int, int], ...] = ()
+    placement: Mapping[str, str] = dataclass_field(default_factory=dict)
 
     @property
     def norm(self) -> float:
@@ -83,6 +91,11 @@ class Capture:
         environment = self.manifest.get("environment") or {}
         packages: Mapping[str, str] = environment.get("packages", {})
         return packages
+
+    @cached_property
+    def log(self) -> tuple[LogRecord, ...]:
+        """What the framework itself logged of every step; empty where that was not kept."""
+        return load_log(self.path)
 
     def step(self, step: int, *, rank: int = 0) -> StepRecord:
         try:
@@ -143,6 +156,8 @@ def _tensor_record(entry: Mapping[str, Any], header: Mapping[str, StoredTensor],
         global_shape=tuple(entry["global_shape"]),
         stats=entry["stats"],
         representations=stored,
+        where=tuple((int(start), int(stop)) for start, stop in entry["slice"]),
+        placement=entry["placement"],
     )
 
 

@@ -128,7 +128,7 @@ def compare_captures(
             for key, record in ours.items():
                 if key in theirs:
                     on_progress(f"step {step}, {kind} {record.name}")
-                    rows.append(_compare(step, record, theirs[key]))
+                    rows.append(compare_tensors(record, theirs[key], step=step))
     return CaptureComparison(tuple(rows), tuple(sorted(only_a)), tuple(sorted(only_b)), tuple(_settings(a, b, steps)))
 
 
@@ -161,7 +161,8 @@ def _label(key: Key) -> str:
     return shown if micro_batch is None else f"{shown} of micro-batch {micro_batch}"
 
 
-def _compare(step: int, a: TensorRecord, b: TensorRecord) -> TensorComparison:
+def compare_tensors(a: TensorRecord, b: TensorRecord, *, step: int) -> TensorComparison:
+    """Compare two recorded tensors by the fullest representation that both have."""
     common = (step, a.kind, a.name, a.field, a.micro_batch)
     if a.global_shape != b.global_shape:
         return TensorComparison(*common, None, None, f"shapes differ: {a.global_shape} and {b.global_shape}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from checks.errors import CaptureError
@@ -98,6 +99,8 @@ class StepRecord:
     micro_batches: tuple[MicroBatchRecord, ...]
     clips: tuple[ClipRecord, ...]
     optimizer: OptimizerRecord
+    rng: Mapping[str, str | None] = field(default_factory=dict)
+    """generator → SHA-256 of its state when the first forward begins, None where it is not in use"""
 
 
 def parse_step(raw: Mapping[str, Any], *, file: str) -> StepRecord:
@@ -116,6 +119,7 @@ def parse_step(raw: Mapping[str, Any], *, file: str) -> StepRecord:
             micro_batches=tuple(_micro_batch(micro) for micro in raw["micro_batches"]),
             clips=tuple(_clip(clip) for clip in raw["clips"]),
             optimizer=_optimizer(raw["optimizer"]),
+            rng=raw.get("rng") or {},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         found = f"has a step record without a valid {error}"
@@ -158,13 +162,18 @@ def _number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
+def _number_or_nan(value: float | str | None) -> float:
+    """A norm that is spread over ranks is not read by the recorder, which would need communication, and is null."""
+    return math.nan if value is None else float(value)
+
+
 def _clip(raw: Mapping[str, Any]) -> ClipRecord:
     return ClipRecord(
         after_backward=int(raw["after_backward"]),
         max_norm=float(raw["max_norm"]),
         norm_type=float(raw["norm_type"]),
-        total_norm=float(raw["total_norm"]),
-        factor=float(raw["factor"]),
+        total_norm=_number_or_nan(raw["total_norm"]),
+        factor=_number_or_nan(raw["factor"]),
         factor_error=_number(raw.get("factor_error")),
     )
 

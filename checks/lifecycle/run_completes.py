@@ -28,7 +28,7 @@ ENDINGS = {
 
 
 def judge(material: Material) -> Verdict:
-    for outcome in (material.run, *([material.merged] if material.merged else [])):
+    for outcome in (material.run, *material.others.values()):
         verdict = _judge_run(outcome, steps=material.spec.steps)
         if verdict.status is not Status.PASS:
             return verdict

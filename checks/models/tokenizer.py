@@ -29,6 +29,9 @@ CHAT_TEMPLATE = (
 """ChatML. The generation block holds the closing <|im_end|>, so that assistant-only training learns to stop."""
 
 
+TRAINED_ON = ("gsm8k_sample", "tulu3_sample")
+"""Sample files that the vocabulary is made from; another file would change every tiny model's."""
+
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -72,5 +75,5 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def _corpus() -> list[str]:
-    samples = [sample for path in SAMPLE_FILES.values() for sample in read_samples(path)]
+    samples = [sample for name in TRAINED_ON for sample in read_samples(SAMPLE_FILES[name])]
     return [f"{role}\n{content}" for sample in samples for role, content in sample.messages]

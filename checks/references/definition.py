@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from checks.references.hf import lift_casts
-from checks.references.model import State, build_model
+from checks.references.model import ModelSource, State, build_model, float64_mode
 from checks.references.reference import Reference
 from checks.references.step import run_step
 from checks.spec import RunSpec
@@ -23,18 +22,44 @@ class Definition:
     lifted_casts: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Computed:
+    """One model's loss and gradients over the step, in float64."""
+
+    class_name: str
+    loss: float
+    gradients: Mapping[str, torch.Tensor]
+    lifted_casts: tuple[str, ...]
+
+
 def compare_definition(spec: RunSpec, reference: Reference, state: State) -> Definition:
-    """Run transformers' class of the checkpoint in float64 beside a plain reference that was already computed."""
-    source = replace(reference.source, plain=False)
+    """Run transformers' class of the checkpoint in float64 beside a plain reference.
+
+    The reference that was already computed serves where it is the plain model's own. Where it replayed the run's
+    expert choices or added an auxiliary term, the plain model is run again: each side chooses its experts by itself,
+    so that a wrong choice of the class shows too.
+    """
+    source = reference.source
+    theirs = compute_alone(replace(source, plain=False), spec, reference, state)
+    if reference.choices or reference.auxiliary:
+        plain = compute_alone(source, spec, reference, state)
+        loss, gradients = plain.loss, plain.gradients
+    else:
+        loss = reference.loss
+        gradients = {name: held.full for name, held in reference.gradients.items() if held.full is not None}
+    errors = {"loss": abs(theirs.loss - loss) / max(abs(loss), 1e-300)}
+    for name, gradient in gradients.items():
+        found = theirs.gradients.get(name)
+        size = float(gradient.norm()) or 1.0
+        errors[name] = float("inf") if found is None else float((found - gradient).norm()) / size
+    return Definition(f"transformers' {theirs.class_name}", errors, theirs.lifted_casts)
+
+
+def compute_alone(source: ModelSource, spec: RunSpec, reference: Reference, state: State) -> Computed:
+    """Loss and gradients of one model over the reference's batch: its own choices of experts, no auxiliary term."""
     model = build_model(source, spec, state, dtype=torch.float64, attention="eager")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in reference.gradients)
-    with lift_casts() as lifted:
+    with float64_mode(source) as lifted:
         result = run_step(model, reference.micro_batches, denominator=reference.denominator)
-    errors = {"loss": abs(result.loss - reference.loss) / max(abs(reference.loss), 1e-300)}
-    for name, projection in reference.gradients.items():
-        assert projection.full is not None
-        ours = result.gradients.get(name)
-        size = projection.norm or 1.0
-        errors[name] = float("inf") if ours is None else float((ours - projection.full).norm()) / size
-    return Definition(f"transformers' {type(model).__name__}", errors, tuple(lifted.places))
+    return Computed(type(model).__name__, result.loss, result.gradients, tuple(lifted))

@@ -113,7 +113,9 @@ def compute_reference(
         gradients=gradients,
         weights=weights,
         variants=variants,
-        choices=judge_choices(inputs.choices, exact.scores, [variant.scores for variant in variants]),
+        choices=judge_choices(
+            inputs.choices, exact.scores, [variant.scores for variant in variants], groups=exact.groups
+        ),
         lifted_casts=tuple(lifted),
         notes=tuple(notes),
         epsilon=EPSILON[spec.precision],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from torch.overrides import TorchFunctionMode
 from checks.captures.capture import Capture
 from checks.references.batch import MicroBatch
 from checks.references.step import ForwardBatch
+
+GROUP_BEST = 2
+"""A group of experts is scored by the sum of its best two (https://github.com/deepseek-ai/DeepSeek-V3, Gate)."""
 
 Choices = Mapping[str, tuple[torch.Tensor, ...]]
 """router path → one (B, S, k) int64 a micro-batch"""
@@ -51,12 +55,14 @@ def read_choices(capture: Capture, step: int, micro_batches: Sequence[MicroBatch
 class Replay:
     """Makes a model's routers choose as recorded, and keeps the scores that they would have chosen by.
 
-    `scores`: router → micro-batch → (B, S, E) in the model's dtype, NaN at padding.
+    `scores`: router → micro-batch → (B, S, E) in the model's dtype, NaN at padding, −∞ outside a token's groups;
+    `groups`: the same before that, (B, S, groups, experts a group), for routers that limit their choice to groups.
     """
 
     choices: Choices
     micro_batches: Sequence[MicroBatch]
     scores: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    groups: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     _batch: ForwardBatch | None = None
     _handles: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
 
@@ -67,7 +73,9 @@ class Replay:
             modes: list[_ReplayTopK] = []
 
             def enter(_module: nn.Module, _args: object, path: str = path, modes: list[_ReplayTopK] = modes) -> None:
-                modes.append(_ReplayTopK(self._wanted(path), lambda scores: self._keep(path, scores)))
+                keep, keep_groups = partial(self._keep, self.scores, path), partial(self._keep, self.groups, path)
+                experts = count_experts(_module)
+                modes.append(_ReplayTopK(self._wanted(path), keep, keep_groups=keep_groups, experts=experts))
                 modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
             def leave(_module: nn.Module, _args: object, _out: object, modes: list[_ReplayTopK] = modes) -> None:
@@ -96,12 +104,13 @@ class Replay:
             wanted[row, piece.offset : piece.offset + part.shape[0]] = part
         return wanted.reshape(-1, k)
 
-    def _keep(self, path: str, scores: torch.Tensor) -> None:
+    def _keep(self, store: dict[str, list[torch.Tensor]], path: str, scores: torch.Tensor) -> None:
+        """Lay a forward's scores (b · s, …) along the micro-batches."""
         assert self._batch is not None
-        experts = scores.shape[-1]
-        laid = scores.detach().reshape(*self._batch.input_ids.shape, experts)
-        kept = self.scores.setdefault(
-            path, [torch.full((*m.input_ids.shape, experts), math.nan, dtype=laid.dtype) for m in self.micro_batches]
+        inner = scores.shape[1:]
+        laid = scores.detach().reshape(*self._batch.input_ids.shape, *inner)
+        kept = store.setdefault(
+            path, [torch.full((*m.input_ids.shape, *inner), math.nan, dtype=laid.dtype) for m in self.micro_batches]
         )
         for row, piece in enumerate(self._batch.pieces):
             document = piece.document
@@ -111,21 +120,44 @@ class Replay:
             ]
 
 
-class _ReplayTopK(TorchFunctionMode):
-    """Answers the top-k of a router with the recorded indices and their own scores; other top-ks pass through."""
+def count_experts(router: nn.Module) -> int | None:
+    """How many experts a router scores: the rows of its weight; None where it has none."""
+    weight = getattr(router, "weight", None)
+    return int(weight.shape[0]) if isinstance(weight, torch.Tensor) else None
 
-    def __init__(self, wanted: torch.Tensor, keep: Callable[[torch.Tensor], None]) -> None:
+
+class _ReplayTopK(TorchFunctionMode):
+    """Answers the top-k of a router with the recorded indices and their own scores; other top-ks pass through.
+
+    A router that limits its choice to groups takes a top-k of groups too, which may be as many as the experts chosen:
+    the experts' is the one over all of them.
+    """
+
+    def __init__(
+        self,
+        wanted: torch.Tensor,
+        keep: Callable[[torch.Tensor], None],
+        *,
+        keep_groups: Callable[[torch.Tensor], None],
+        experts: int | None,
+    ) -> None:
         super().__init__()
         self.wanted = wanted
         self.keep = keep
+        self.keep_groups = keep_groups
+        self.experts = experts
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, torch.Tensor.topk) or out[1].shape != self.wanted.shape:
+        if func not in (torch.topk, torch.Tensor.topk):
             return out
         scores = args[0]
+        if scores.dim() == 3 and scores.shape[1] * scores.shape[2] == self.experts and out[1].shape[-1] == GROUP_BEST:
+            self.keep_groups(scores)
+        if out[1].shape != self.wanted.shape or self.experts not in (None, scores.shape[-1]):
+            return out
         self.keep(scores)
         indices = torch.where(self.wanted >= 0, self.wanted, out[1])
         return torch.return_types.topk((scores.gather(-1, indices), indices))
@@ -135,12 +167,16 @@ def judge_choices(
     choices: Choices,
     exact: Mapping[str, Sequence[torch.Tensor]],
     noisy: Sequence[Mapping[str, Sequence[torch.Tensor]]],
+    *,
+    groups: Mapping[str, Sequence[torch.Tensor]],
 ) -> tuple[ChoiceError, ...]:
-    """Each router's choices against its float64 scores; the floor is what the scores move in the run's own
-    precision.
+    """Each router's choices against its float64 scores, `groups` those before the limit to groups; the floor is what
+    the scores move in the run's own precision.
     """
     return tuple(
-        _judge_router(path, recorded, exact[path], [scores[path] for scores in noisy if path in scores])
+        _judge_router(
+            path, recorded, exact[path], [scores[path] for scores in noisy if path in scores], groups.get(path)
+        )
         for path, recorded in choices.items()
         if path in exact
     )
@@ -151,15 +187,13 @@ def _judge_router(
     recorded: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor],
     noisy: Sequence[Sequence[torch.Tensor]],
+    groups: Sequence[torch.Tensor] | None,
 ) -> ChoiceError:
     tokens = differing = 0
     margin = floor = 0.0
     for micro, (chosen, scores) in enumerate(zip(recorded, exact, strict=True)):
         real = ~scores.isnan().any(-1)
-        own = scores[real].topk(chosen.shape[-1], dim=-1)
-        lost = scores[real].gather(-1, chosen[real]).min(-1).values
-        # A chosen expert's score under the smallest of the top k: by so much was another one better.
-        gaps = (own.values.min(-1).values - lost).clamp(min=0.0)
+        gaps = lost_margins(scores[real], chosen[real], None if groups is None else groups[micro][real])
         tokens += gaps.numel()
         differing += int((gaps > 0.0).sum())
         margin = max(margin, float(gaps.max()) if gaps.numel() else 0.0)
@@ -168,3 +202,28 @@ def _judge_router(
             finite = moved[moved.isfinite()]
             floor = max(floor, float(finite.max()) if finite.numel() else 0.0)
     return ChoiceError(path, tokens, differing, margin, floor)
+
+
+def lost_margins(scores: torch.Tensor, chosen: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    """By how much another expert was better than a chosen one, a token each; 0 where the best were chosen.
+
+    scores: (n, E), −∞ outside the groups that the scores choose; chosen: (n, k); groups: (n, G, E / G), the scores of
+    all groups. Where a token chose in a group that its scores do not, two margins stand for it: half of that by which
+    the group lost, which is the sum of two scores, and the experts' within the groups that it chose in.
+    """
+    if groups is None:
+        return _expert_margins(scores, chosen)
+    kept = scores.view_as(groups).isfinite().any(-1)
+    hit = torch.zeros_like(kept).scatter(-1, chosen // groups.shape[-1], True)
+    sums = groups.topk(GROUP_BEST, dim=-1).values.sum(-1)
+    weakest = sums.masked_fill(~kept, math.inf).min(-1, keepdim=True).values
+    lost = (weakest - sums).masked_fill(~hit | kept, 0.0).max(-1).values / GROUP_BEST
+    flipped = (hit & ~kept).any(-1, keepdim=True)
+    allowed = torch.where(flipped, hit, kept)
+    within = groups.masked_fill(~allowed[..., None], -math.inf).flatten(-2)
+    return torch.maximum(lost, _expert_margins(within, chosen))
+
+
+def _expert_margins(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    own = scores.topk(chosen.shape[-1], dim=-1).values.min(-1).values
+    return (own - scores.gather(-1, chosen).min(-1).values).clamp(min=0.0)

@@ -31,7 +31,7 @@ from checks.references.routing import ChoiceError, read_choices
 from checks.references.variants import Variant
 from checks.spec import RunSpec
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the file or what a reference means changes: older files are then computed again."""
 
 _SCALARS = ("error", "norm", "other_norm", "dot", "square", "other_square")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -21,6 +22,8 @@ from checks.errors import BadRequest
 from checks.samples import Sample
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_OPENING, _CLOSING = (f"<{uuid4().hex}>" for _ in range(2))
+"""around what a template's generation blocks write; no text holds them"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class ChatTokenizer:
     tokenizer: Tokenizer
     template: str | None
     special_tokens: Mapping[str, str]
+    now: datetime | None = None
+    """the time that templates are told, of the machine that trained; None for the present"""
 
     @property
     def eos_token(self) -> str:
@@ -58,7 +63,7 @@ class ChatTokenizer:
         return None if token is None else self.tokenizer.token_to_id(token)
 
 
-def load_tokenizer(directory: Path) -> ChatTokenizer:
+def load_tokenizer(directory: Path, *, now: datetime | None = None) -> ChatTokenizer:
     """Read tokenizer.json, tokenizer_config.json and the chat template; raises BadRequest naming the file."""
     file = directory / "tokenizer.json"
     try:
@@ -75,6 +80,7 @@ def load_tokenizer(directory: Path) -> ChatTokenizer:
         tokenizer=tokenizer,
         template=_read_template(directory, config),
         special_tokens={name: token for name, token in special.items() if token is not None},
+        now=now,
     )
 
 
@@ -97,21 +103,51 @@ def render_document(sample: Sample, tokenizer: ChatTokenizer) -> RenderedDocumen
     return RenderedDocument(text, tuple(ids), tuple(position >= context for position in range(len(ids))))
 
 
+def render_messages(
+    messages: Sequence[tuple[str, str]], tokenizer: ChatTokenizer, *, add_generation_prompt: bool = False
+) -> str:
+    """The text of a conversation, (role, content) a turn, in the checkpoint's template.
+
+    Raises:
+        BadRequest: the checkpoint has no template.
+        jinja2.TemplateError: the template refuses the conversation.
+    """
+    marked = _render_marked(messages, tokenizer, add_generation_prompt=add_generation_prompt)
+    return marked.replace(_OPENING, "").replace(_CLOSING, "")
+
+
 def _render_messages(sample: Sample, tokenizer: ChatTokenizer) -> RenderedDocument:
-    where = f"model {tokenizer.directory}"
-    if tokenizer.template is None:
-        raise BadRequest(where, "has no chat template, and the data are messages", "add chat_template.jinja")
-    opening, closing = (f"<{uuid4().hex}>" for _ in range(2))
-    messages = [{"role": role, "content": content} for role, content in sample.messages]
     try:
-        template = _build_environment(opening, closing).from_string(tokenizer.template)
-        marked = template.render(messages=messages, add_generation_prompt=False, **tokenizer.special_tokens)
+        marked = _render_marked(sample.messages, tokenizer, add_generation_prompt=False)
     except jinja2.TemplateError as error:
         found = f"its chat template fails on row {sample.index + 1} ({error})"
-        raise BadRequest(where, found, "correct the template or the row") from None
-    text, spans = _take_markers(marked, opening, closing)
+        raise BadRequest(f"model {tokenizer.directory}", found, "correct the template or the row") from None
+    text, spans = _take_markers(marked, _OPENING, _CLOSING)
     encoding = tokenizer.tokenizer.encode(text, add_special_tokens=False)
     return RenderedDocument(text, tuple(encoding.ids), _mark_tokens(encoding, spans))
+
+
+def _render_marked(
+    messages: Sequence[tuple[str, str]], tokenizer: ChatTokenizer, *, add_generation_prompt: bool
+) -> str:
+    if tokenizer.template is None:
+        where = f"model {tokenizer.directory}"
+        raise BadRequest(where, "has no chat template, and the data are messages", "add chat_template.jinja")
+    context: dict[str, Any] = {
+        **tokenizer.special_tokens,
+        "messages": [{"role": role, "content": content} for role, content in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    if tokenizer.now is not None:
+        context["strftime_now"] = tokenizer.now.strftime
+    return _compile(tokenizer.template).render(context)
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    return _build_environment(_OPENING, _CLOSING).from_string(template)
 
 
 def _mark_tokens(encoding: Encoding, spans: list[tuple[int, int]]) -> tuple[bool, ...]:

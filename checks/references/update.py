@@ -78,12 +78,30 @@ def expected_clip_factor(spec: RunSpec, capture: Capture, step: int) -> float:
     return clip_factor(total, spec.max_grad_norm)
 
 
+def rounded_clip_factor(spec: RunSpec, capture: Capture, step: int) -> float:
+    """The factor from the norm that the framework computed, where that is the exact one up to the rounding of its sum.
+
+    A sum of n squares in float32 is off by about √n ε where its roundings are random, and the norm of bfloat16
+    gradients is rounded to bfloat16 besides. A norm that is further off is wrong, and the exact factor is returned.
+    """
+    exact = expected_clip_factor(spec, capture, step)
+    gradients, clips = capture.tensors(step, "gradient").values(), capture.step(step).clips
+    if exact == 1.0 or not clips:
+        return exact
+    own = clip_factor(clips[-1].total_norm, spec.max_grad_norm)
+    largest = max((math.prod(record.global_shape) for record in gradients), default=1)
+    rounding = math.sqrt(largest) * EPSILON["float32"]
+    if spec.precision == "bf16_params":
+        rounding += 4.0 * EPSILON["bf16_params"]
+    return own if abs(own / exact - 1.0) <= rounding else exact
+
+
 def replay_update(
     spec: RunSpec, capture: Capture, step: int, *, decaying: frozenset[str], total_steps: int
 ) -> dict[str, ParameterUpdate]:
     """Replay one step of every recorded parameter that has a gradient; names without samples are left out."""
     lr = learning_rate(spec.schedule, step, base_lr=spec.lr, warmup_steps=spec.warmup_steps, total_steps=total_steps)
-    factor = expected_clip_factor(spec, capture, step)
+    factor, own_factor = expected_clip_factor(spec, capture, step), rounded_clip_factor(spec, capture, step)
     before, after = capture.tensors(step, "parameter_before"), capture.tensors(step, "parameter_after")
     gradients = capture.tensors(step, "gradient")
     found = {}
@@ -102,7 +120,8 @@ def replay_update(
             )
             for key in MOMENTS[spec.optimizer]
         }
-        found[name] = _replay(spec, name, parameter, gradient * factor, new, moments, lr=lr, decay=decay, step=step)
+        clipped = (gradient * factor, gradient * own_factor)
+        found[name] = _replay(spec, name, parameter, clipped, new, moments, lr=lr, decay=decay, step=step)
     return found
 
 
@@ -110,7 +129,7 @@ def _replay(
     spec: RunSpec,
     name: str,
     parameter: torch.Tensor,
-    gradient: torch.Tensor,
+    gradients: tuple[torch.Tensor, torch.Tensor],
     new: torch.Tensor,
     moments: Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]],
     *,
@@ -118,7 +137,9 @@ def _replay(
     decay: float,
     step: int,
 ) -> ParameterUpdate:
+    """`gradients`: clipped by the exact factor, and by the one that the framework's rounded norm gives."""
     dtype = PARAMETER_DTYPES[spec.precision]
+    gradient, *_ = gradients
     states: list[dict[str, torch.Tensor]]
     if spec.optimizer == "adamw":
         settings = AdamWSettings(lr, spec.beta1, spec.beta2, spec.eps, decay)
@@ -126,19 +147,19 @@ def _replay(
         zero = torch.zeros_like(parameter)
         state = AdamWState(step - 1, zero if m is None else m, zero if v is None else v)
         exact, exact_state = adamw(parameter, gradient, state, settings)
-        rounded = [adamw_in(parameter, gradient, state, settings, dtype=dtype, order=order) for order in ORDERS]
+        rounded = [adamw_in(parameter, g, state, settings, dtype=dtype, order=o) for g in gradients for o in ORDERS]
         states = [{"exp_avg": s.exp_avg, "exp_avg_sq": s.exp_avg_sq} for s in (exact_state, *(s for _, s in rounded))]
         forms = [theta for theta, _ in rounded]
     else:
         plain = SGDSettings(lr, spec.momentum, weight_decay=decay)
         buffer = SGDState(moments["momentum_buffer"][0])
         exact, sgd_state = sgd(parameter, gradient, buffer, plain)
-        theta, rounded_state = sgd_in(parameter, gradient, buffer, plain, dtype=dtype)
+        stepped = [sgd_in(parameter, g, buffer, plain, dtype=dtype) for g in gradients]
         states = [
             {} if s.momentum_buffer is None else {"momentum_buffer": s.momentum_buffer}
-            for s in (sgd_state, rounded_state)
+            for s in (sgd_state, *(s for _, s in stepped))
         ]
-        forms = [theta]
+        forms = [theta for theta, _ in stepped]
     epsilon = 2.0**-24 if dtype == torch.float32 else EPSILON["bf16_params"]
     floor = max(float((form.double() - exact).norm()) for form in forms) + epsilon * float(parameter.norm())
     return ParameterUpdate(

@@ -53,11 +53,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Computation:
-    """A step's result with the auxiliary term in it and the routers' scores."""
+    """A step's result with the auxiliary term in it and the routers' scores, `groups` those before their limit."""
 
     result: StepResult
     auxiliary: float
     scores: Mapping[str, Sequence[torch.Tensor]]
+    groups: Mapping[str, Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class StepInputs:
             before_forward=replay.begin,
         )
         replay.detach()
-        return Computation(result, auxiliary.last_total if auxiliary else 0.0, replay.scores)
+        return Computation(result, auxiliary.last_total if auxiliary else 0.0, replay.scores, replay.groups)
 
     def has_auxiliary(self) -> bool:
         return AuxiliaryLoss.of(self.config, self.micro_batches) is not None

@@ -15,9 +15,10 @@ from checks.samples.sample import Columns, RowError, Sample, name_columns, read_
 
 _HERE = Path(__file__).parent
 SAMPLE_FILES: Mapping[str, Path] = MappingProxyType(
-    {name: _HERE / f"{name}.jsonl" for name in ("gsm8k_sample", "tulu3_sample")}
+    {name: _HERE / f"{name}.jsonl" for name in ("gsm8k_sample", "tulu3_sample", "tools_sample")}
 )
-"""name → shipped file: 64 rows each, in GSM8K form (question, answer) and Tulu 3 form (id, messages, source)"""
+"""name → shipped file: 64 rows in GSM8K form (question, answer), 64 in Tulu 3 form (id, messages, source), and 24 in
+that form with tool turns"""
 _KINDS = "give a .jsonl or .parquet file, or a directory written by datasets.save_to_disk"
 _Row = tuple[int | None, Mapping[str, Any]]
 

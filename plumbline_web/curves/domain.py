@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from django.db import transaction
 
+from checks.captures.log import LogRecord
 from plumbline_web.curves.models import CHUNK_POINTS, Chunk, Series
 from plumbline_web.curves.series import Curve
 from plumbline_web.validations.models import FrameworkRun
-from workers.frameworks.logs import LogRecord
 
 QUANTITIES = ("loss", "grad_norm", "learning_rate")
 """What is drawn, in this order."""

@@ -51,10 +51,12 @@ class RunState(models.TextChoices):
 
 
 class RunRole(models.TextChoices):
-    """What a run is to a validation: the values of `checks.check.Role`, and the passes that locate a fault."""
+    """What a run is to a validation: the values of `checks.roles.Role`, and the passes that locate a fault."""
 
     RUN = "run", "run"
     MERGED = "merged", "run on merged rows"
+    RESUMED = "resumed", "run saved and resumed"
+    PROBED = "probed", "model on chosen batches"
     SECOND_PASS = "second-pass", "second pass, modules recorded"
     THIRD_PASS = "third-pass", "third pass, parts of one layer recorded"
 

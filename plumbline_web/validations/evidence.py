@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from checks.registry import CHECKS
 from plumbline_web.validations.fields import read_paragraph
 from plumbline_web.validations.models import CheckResult
+from plumbline_web.validations.pictures import (
+    Picture,
+    TokenRow,
+    describe_records,
+    is_picture,
+    read_pictures,
+    read_token_rows,
+)
 
 MOST_MEASUREMENTS = 2_000
 """Rows of the table; the download has all."""
@@ -69,6 +77,15 @@ class NumberTable:
 
 
 @dataclass(frozen=True)
+class RecordTable:
+    """Evidence that is a list of records: a column a field."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
 class Raw:
     """Evidence of any other form, as JSON; `left_out`: characters that are not shown."""
 
@@ -87,7 +104,10 @@ class Evidence:
     limits: tuple[tuple[str, Any], ...]
     shared_code: tuple[str, ...]
     facts: tuple[Fact, ...]
+    pictures: tuple[Picture, ...]
+    token_rows: tuple[TokenRow, ...]
     tables: tuple[NumberTable, ...]
+    records: tuple[RecordTable, ...]
     raws: tuple[Raw, ...]
     claim: str
     reference: str
@@ -118,12 +138,11 @@ def read_evidence(result: CheckResult) -> Evidence:
         limits=tuple(limits),
         shared_code=tuple(document.get("shared_code", ())),
         facts=tuple(_read_fact(name, value) for name, value in evidence.items() if _is_short(value)),
+        pictures=read_pictures(evidence),
+        token_rows=read_token_rows(evidence),
         tables=_read_tables(evidence, names=[each["name"] for each in document.get("measurements", ())]),
-        raws=tuple(
-            _read_raw(name, value)
-            for name, value in evidence.items()
-            if not _is_short(value) and not _is_number_table(value)
-        ),
+        records=tuple(_read_records(evidence)),
+        raws=tuple(_read_raw(name, value) for name, value in evidence.items() if _is_raw(name, value)),
         claim=check.claim if check is not None else "",
         reference=read_paragraph(description, "Reference"),
         catches=read_paragraph(description, "Catches"),
@@ -182,6 +201,24 @@ def _read_tables(evidence: Mapping[str, Any], *, names: Sequence[str]) -> tuple[
         )
         for keys, columns in found.items()
     )
+
+
+def _is_raw(name: str, value: Any) -> bool:
+    if _is_short(value) or _is_number_table(value) or is_picture(name, value):
+        return False
+    return describe_records(value) is None
+
+
+def _read_records(evidence: Mapping[str, Any]) -> Iterator[RecordTable]:
+    for name, value in evidence.items():
+        table = None if is_picture(name, value) else describe_records(value)
+        if table is not None:
+            columns, rows = table
+            yield RecordTable(
+                name.replace("_", " "),
+                tuple(column.replace("_", " ") for column in columns),
+                rows[:MOST_MEASUREMENTS],
+            )
 
 
 def _read_fact(name: str, value: Any) -> Fact:

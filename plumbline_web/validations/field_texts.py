@@ -27,11 +27,3 @@ HELP: Mapping[str, str] = {
     "momentum": "of sgd",
     "gradient_checkpointing": "recompute activations in the backward pass",
 }
-
-LEVELS: Mapping[str, str] = {
-    "run": "The run",
-    "step": "The optimizer step",
-    "data": "The data",
-    "model": "The model's definition",
-}
-"""the first part of a check's name → heading; others are headed by the part itself"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from checks.faults import FAULTS
+from checks.levels import LEVELS
 from checks.models.families import FAMILIES
 from checks.registry import CHECKS
 from checks.samples.reading import SAMPLE_FILES
@@ -17,7 +18,7 @@ from checks.spec import RunSpec
 from plumbline_web.catalog.installed import installed_packages, list_frameworks
 from plumbline_web.catalog.models import TrainedModel
 from plumbline_web.jobs.enums import Queue
-from plumbline_web.validations.field_texts import GROUPS, HELP, LEVELS
+from plumbline_web.validations.field_texts import GROUPS, HELP
 from plumbline_web.validations.forms import SETTING, Entries, write_value
 from workers.queues import LONGEST_RUN_S
 from workers.request import DEFAULT_TIME_LIMIT_S
@@ -236,7 +237,7 @@ class _Painter:
                 origin=name in self._origin.checks if self._origin is not None else None,
             )
             boxes.setdefault(check.level, []).append(box)
-        return tuple(Level(LEVELS.get(level, level), tuple(found)) for level, found in boxes.items())
+        return tuple(Level(LEVELS[level], tuple(found)) for level, found in boxes.items())
 
     def summary(self, drawn: tuple[Field, ...]) -> tuple[ErrorLink, ...]:
         """Errors in the order of the fields on the page."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from django.core.exceptions import BadRequest
 from django.http import QueryDict
 
-from checks.registry import CHECKS
+from checks.registry import CHECKS, DEFAULT_CHECKS
 from plumbline_web.catalog.models import Profile
 from plumbline_web.jobs.enums import Queue
 from plumbline_web.validations.submission import BYTES_IN_GB, Submission
@@ -30,7 +30,7 @@ class Entries:
     """What the form holds: texts by field, the chosen checks, and what it goes back to."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    checks: frozenset[str] = frozenset(CHECKS)
+    checks: frozenset[str] = frozenset(DEFAULT_CHECKS)
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """one drawn form is one validation, however often it is sent"""
     cloned_from: str = ""
@@ -40,10 +40,10 @@ class Entries:
         return self.texts.get(name, "")
 
     def values(self) -> dict[str, object]:
-        """As `read_submission` takes it. All checks chosen is `None`: checks that come later belong to it."""
+        """As `read_submission` takes it. The default checks are `None`: checks that come later belong to it."""
         values: dict[str, object] = {name: self.text(name) for name in (*PLAIN, *SWITCHES)}
-        chosen = [name for name in CHECKS if name in self.checks]
-        values["checks"] = None if len(chosen) == len(CHECKS) else chosen
+        default = self.checks == frozenset(DEFAULT_CHECKS)
+        values["checks"] = None if default else [name for name in CHECKS if name in self.checks]
         values["settings"] = {
             name.removeprefix(SETTING): text for name, text in self.texts.items() if name.startswith(SETTING) and text
         }
@@ -115,7 +115,7 @@ def follows(entries: Entries, profile: Profile) -> bool:
 
 
 def _read_checks(names: Iterable[str] | None) -> frozenset[str]:
-    return frozenset(CHECKS) if names is None else frozenset(names) & frozenset(CHECKS)
+    return frozenset(DEFAULT_CHECKS if names is None else names) & frozenset(CHECKS)
 
 
 def _write_settings(settings: Mapping[str, object]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from django.contrib.auth.hashers import make_password
 from django.db import connection
 
 from checks.models.families import FAMILIES
-from checks.registry import CHECKS
+from checks.registry import DEFAULT_CHECKS
 from checks.spec import RunSpec
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
@@ -185,7 +185,7 @@ class _Texts:
 
     def plan(self, packing: bool) -> str:
         if packing not in self._plans:
-            judged = [name for name in CHECKS if packing or name != "data.packing"]
+            judged = [name for name in DEFAULT_CHECKS if packing or name != "data.packing"]
             skipped = [] if packing else [{"check": "data.packing", "reason": "the run does not pack (packing=false)"}]
             runs = [{"role": "run", "steps": [1, 3], "checks": judged}]
             self._plans[packing] = json.dumps(

@@ -20,6 +20,11 @@ urlpatterns = [
     path("validations/V-<int:pk>/retry/", actions.validation_retry, name="validation-retry"),
     path("validations/V-<int:pk>/rejudge/", actions.validation_rejudge, name="validation-rejudge"),
     path("validations/V-<int:pk>/checks/<str:name>/", detail.validation_check, name="validation-check"),
+    path(
+        "validations/V-<int:pk>/verdicts/<int:result>/plots/<int:number>.json",
+        detail.validation_check_plot,
+        name="validation-check-plot",
+    ),
     path("validations/V-<int:pk>/result.json", detail.validation_result, name="validation-result"),
     path("jobs/<int:pk>/log/", detail.job_log, name="job-log"),
 ]

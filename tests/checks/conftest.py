@@ -6,6 +6,8 @@ Everything else judges edited copies of these: `swap` puts a copy in the place o
 from __future__ import annotations
 
 import fcntl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +16,15 @@ import pytest
 
 from checks.assemble import assemble
 from checks.captures.capture import Capture, open_capture
-from checks.check import Role, spec_of
+from checks.captures.log import keep_log
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
+from checks.roles import Role, spec_of
 from checks.samples import resolve_data
 from checks.spec import RunSpec
 from tests.checks.editing import Edit
 from workers.frameworks import adapter
+from workers.planner import PlannedRun
 from workers.runner import run_framework
 
 Editor = Callable[..., Edit]
@@ -52,12 +56,13 @@ def _record(directory: Path, spec: RunSpec) -> Recording:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "recorded").exists():
             scratch = directory / "scratch"
+            launch = adapter(spec.framework).prepare(spec, scratch)
             done = run_framework(
-                adapter(spec.framework).prepare(spec, scratch),
+                launch,
                 out=directory / "capture",
                 scratch=scratch,
                 log=directory / "log",
-                steps=(1,) if spec.steps == 1 else (1, spec.steps),
+                steps=PlannedRun(Role.RUN, spec, ()).captured_steps,
                 full=True,
                 time_limit_s=300.0,
                 memory_limit_bytes=None,
@@ -65,6 +70,7 @@ def _record(directory: Path, spec: RunSpec) -> Recording:
                 cancelled=lambda: False,
             )
             assert done.ending == "completed", done.last_error
+            keep_log(directory / "capture", adapter(spec.framework).read_log(launch.output, directory / "log"))
             (directory / "recorded").touch()
     return Recording(spec, directory / "capture")
 
@@ -73,14 +79,50 @@ def _record(directory: Path, spec: RunSpec) -> Recording:
 def healthy(recordings: dict[str, Recording]) -> Material:
     """The Trainer's run with its merged twin, every reference and the definition."""
     run, merged = recordings["run"], recordings["merged"]
-    return assemble(run.spec, _outcome(run), _outcome(merged), references=True, definition=True)
+    return assemble(
+        run.spec, {Role.RUN: _outcome(run), Role.MERGED: _outcome(merged)}, references=True, definition=True
+    )
 
 
 @pytest.fixture(scope="session")
 def packed(recordings: dict[str, Recording]) -> Material:
     """TRL's packed run, with its references."""
     run = recordings["packed"]
-    return assemble(run.spec, _outcome(run), None, references=True, definition=False)
+    return assemble(run.spec, {Role.RUN: _outcome(run)}, references=True, definition=False)
+
+
+@pytest.fixture(scope="session")
+def probed(shared: Path, recordings: dict[str, Recording]) -> Material:
+    """The Trainer's run, and its model asked about batches of our own choice."""
+    run = recordings["run"]
+    asked = _record(shared / "recordings" / "probed", spec_of(Role.PROBED, run.spec))
+    outcomes = {Role.RUN: _outcome(run), Role.PROBED: _outcome(asked)}
+    return assemble(run.spec, outcomes, references=False, definition=False)
+
+
+@pytest.fixture(scope="session")
+def resumed(shared: Path, recordings: dict[str, Recording]) -> Material:
+    """The Trainer's run, and the same run saved after step 2 and resumed."""
+    run = recordings["run"]
+    taken_up = _record(shared / "recordings" / "resumed", spec_of(Role.RESUMED, run.spec))
+    outcomes = {Role.RUN: _outcome(run), Role.RESUMED: _outcome(taken_up)}
+    return assemble(run.spec, outcomes, references=False, definition=False)
+
+
+@pytest.fixture(scope="session")
+def resumptions(shared: Path, _shared_cache: None) -> Path:
+    """A directory with every case of `resuming.py`: faults of saving and resuming, and the runs beside them."""
+    directory = shared / "resumptions"
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "done").exists():
+            command = [sys.executable, "-m", "tests.checks.resuming", str(directory)]
+            root = Path(__file__).parents[2]
+            done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=400, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+            (directory / "done").touch()
+    return directory
 
 
 def _outcome(recording: Recording) -> RunOutcome:

@@ -19,10 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from checks.captures.capture import Capture, open_capture
+from checks.captures.log import keep_log
 from checks.material import Material
 from checks.references.batch import Corpus, read_step
 from checks.references.corpus import render_corpus
 from checks.references.reference import Reference
+from checks.roles import Role
 from checks.spec import RunSpec
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -38,6 +40,7 @@ class Edit:
     def __init__(self, source: Capture, out: Path) -> None:
         self.out = out
         self.manifest: dict[str, Any] = pickle.loads(pickle.dumps(source.manifest))
+        self.log = source.log
         self._source = source.path
         self._changed: dict[str, torch.Tensor] = {}
         self._file = f"edited-{out.name}.safetensors"  # a copy of a copy has another one
@@ -131,6 +134,8 @@ class Edit:
                 {"path": self._file, "rank": 0, "step": None, "bytes": len(content), "sha256": digest}
             )
         (self.out / "manifest.json").write_text(json.dumps(self.manifest))
+        if self.log:
+            keep_log(self.out, self.log)
         return self.out
 
     def save(self) -> Capture:
@@ -167,8 +172,8 @@ def swap(material: Material, capture: Capture) -> Material:
 
 def swap_merged(material: Material, capture: Capture | None) -> Material:
     """The material with another capture of the merged run."""
-    assert material.merged is not None
-    return replace(material, merged=replace(material.merged, capture=capture))
+    merged = replace(material.others[Role.MERGED], capture=capture)
+    return replace(material, others={**material.others, Role.MERGED: merged})
 
 
 @cache

@@ -18,6 +18,7 @@ from checks.references.budget import OverBudget, check_memory, count_parameters,
 from checks.references.corpus import render_corpus
 from checks.references.reference import NoReference, refuse_dropout
 from checks.references.step import ForwardBatch, count_targets, lay_out, positions
+from checks.roles import Role
 from tests.checks.conftest import Editor
 from tests.checks.editing import capture_of, first_reference
 
@@ -69,16 +70,16 @@ def test_state_that_was_recorded_as_sketches_gives_no_reference(healthy: Materia
 
 
 def test_a_run_without_a_capture_or_a_step_has_nothing_to_refer_to(healthy: Material, edit: Editor) -> None:
-    crashed = assemble(healthy.spec, CRASHED, None, references=True, definition=True)
+    crashed = assemble(healthy.spec, {Role.RUN: CRASHED}, references=True, definition=True)
     assert (crashed.batches, crashed.references) == ({}, {})
     assert crashed.why_not() == "the run left no capture to judge; see run.completes"
     stepless = replace(healthy.run, capture=edit(healthy.capture).drop_step(1).drop_step(3).save())
-    empty = assemble(healthy.spec, stepless, None, references=True, definition=True)
+    empty = assemble(healthy.spec, {Role.RUN: stepless}, references=True, definition=True)
     assert (empty.batches, empty.references) == ({}, {})
 
 
 def test_references_are_computed_only_when_asked(healthy: Material) -> None:
-    bare = assemble(healthy.spec, healthy.run, None, references=False, definition=False)
+    bare = assemble(healthy.spec, {Role.RUN: healthy.run}, references=False, definition=False)
     assert (bare.references, bare.definition, set(bare.batches)) == ({}, None, {1, 3})
     assert bare.first_reference() is None
     assert bare.why_not(1) == "no reference was computed"
@@ -87,7 +88,7 @@ def test_references_are_computed_only_when_asked(healthy: Material) -> None:
 def test_a_batch_that_cannot_be_read_is_the_reason_for_no_reference(healthy: Material, edit: Editor) -> None:
     editing = edit(healthy.capture).drop_step(3).drop("batch", "input_ids", micro_batch=0)
     material = assemble(
-        healthy.spec, replace(healthy.run, capture=editing.save()), None, references=True, definition=True
+        healthy.spec, {Role.RUN: replace(healthy.run, capture=editing.save())}, references=True, definition=True
     )
     reason = "micro-batch 0 of step 1 holds no input_ids"
     assert material.no_reference == {1: reason}

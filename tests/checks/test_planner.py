@@ -7,35 +7,47 @@ from pathlib import Path
 
 import pytest
 
-from checks.check import Check, Role, inconclusive, skipped, spec_of
+from checks.check import Check, inconclusive, skipped
 from checks.errors import BadRequest
 from checks.registry import CHECKS, find_checks
+from checks.roles import Role, spec_of
 from checks.spec import RunSpec
 from checks.verdict import Status, Verdict
 from workers.planner import make_plan
 
 SPEC = RunSpec("transformers", Path("model"), Path("data"))
 ALL = tuple(CHECKS.values())
+DEFAULT = find_checks(None)
 
 
-def test_all_checks_take_one_run_and_its_merged_twin() -> None:
-    plan = make_plan(SPEC, ALL)
+def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
+    plan = make_plan(SPEC, DEFAULT)
     assert [run.role for run in plan.runs] == [Role.RUN, Role.MERGED]
     run, merged = plan.runs
     assert run.spec == SPEC
     assert merged.spec == replace(SPEC, batch=4, accumulation=1, steps=1)
-    assert set(run.checks) == set(CHECKS) - {"data.packing"}
+    assert set(run.checks) == {check.name for check in DEFAULT} - {"data.packing", "convergence.health"}
     assert merged.checks == ("step.accumulation",)
     assert (run.captured_steps, merged.captured_steps) == ((1, 3), (1,))
 
 
+def test_further_checks_add_the_runs_that_they_need_and_no_more() -> None:
+    plan = make_plan(replace(SPEC, steps=4), find_checks(("step.lengths", "serving.cache", "checkpoint.resume")))
+    assert [run.role for run in plan.runs] == [Role.RUN, Role.RESUMED, Role.PROBED]
+    run, resumed, probed = plan.runs
+    assert (resumed.spec.resume_after, resumed.captured_steps) == (3, (1,))
+    assert (probed.spec.probed, probed.spec.steps, probed.checks) == (True, 1, ("step.lengths", "serving.cache"))
+    assert run.checks == ("checkpoint.resume", "step.lengths", "serving.cache")
+
+
 def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
-    plan = make_plan(SPEC, ALL)
+    plan = make_plan(SPEC, DEFAULT)
     assert [(check.name, reason) for check, reason in plan.skipped] == [
-        ("data.packing", "the run does not pack (packing=false)")
+        ("data.packing", "the run does not pack (packing=false)"),
+        ("convergence.health", "3 steps are too few to tell training from noise; set steps=20 or more"),
     ]
     assert "data.packing" not in [check.name for check in plan.judged]
-    assert make_plan(replace(SPEC, packing=True), ALL).skipped == ()
+    assert make_plan(replace(SPEC, packing=True, steps=20), DEFAULT).skipped == ()
     alone = make_plan(replace(SPEC, batch=1, accumulation=1), find_checks(("step.accumulation",)))
     assert (alone.runs, alone.judged) == ((), ())
     assert alone.skipped[0][1] == "one row a step cannot be split"
@@ -81,7 +93,8 @@ def test_a_run_of_one_step_is_captured_once() -> None:
 
 
 def test_checks_are_found_by_name_in_reading_order() -> None:
-    assert find_checks(None) == ALL
+    assert find_checks(None) == DEFAULT
+    assert [check.name for check in find_checks(("all",))] == list(CHECKS)
     names = [check.name for check in find_checks(("step.update", "run.completes"))]
     assert names == ["run.completes", "step.update"]
     assert [check.level for check in find_checks(("data.packing", "model.definition"))] == ["data", "model"]
@@ -90,7 +103,7 @@ def test_checks_are_found_by_name_in_reading_order() -> None:
 def test_an_unknown_check_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(BadRequest, match=r"checks: there is no check 'step\.gradient'; did you mean step\.gradients"):
         find_checks(("step.loss", "step.gradient"))
-    with pytest.raises(BadRequest, match=r"did you mean run\.completes, step\.settings"):
+    with pytest.raises(BadRequest, match=r"did you mean run\.completes, "):
         find_checks(("§",))
 
 

@@ -10,7 +10,13 @@ import torch
 from checks.architecture import step_update
 from checks.material import Material
 from checks.references.optimizer import AdamWSettings, AdamWState, adamw, adamw_in
-from checks.references.update import ORDERS, ParameterUpdate, expected_clip_factor, replay_update
+from checks.references.update import (
+    ORDERS,
+    ParameterUpdate,
+    expected_clip_factor,
+    replay_update,
+    rounded_clip_factor,
+)
 from checks.spec import Precision, RunSpec
 from checks.verdict import Status
 from tests.checks.conftest import Editor
@@ -168,7 +174,8 @@ def test_the_floor_is_the_worst_order_of_operations_and_the_parameters_rounding(
     settings = AdamWSettings(1e-3, 0.9, 0.999, 1e-8, 0.01)
     state = AdamWState.zeros(theta)
     exact, exact_state = adamw(theta, clipped, state, settings)
-    forms = [adamw_in(theta, clipped, state, settings, dtype=dtype, order=order) for order in ORDERS]
+    own = gradient.double().flatten() * rounded_clip_factor(spec, capture, 1)
+    forms = [adamw_in(theta, g, state, settings, dtype=dtype, order=order) for g in (clipped, own) for order in ORDERS]
     errors = [float((form.double() - exact).norm()) for form, _ in forms]
     assert update.floor == pytest.approx(max(errors) + epsilon * float(theta.norm()), rel=1e-9)
     size = float(exact_state.exp_avg_sq.norm())
@@ -190,3 +197,27 @@ def test_an_update_of_nothing_has_the_scale_one() -> None:
     update = ParameterUpdate("a", nothing + 1.0, nothing, 1.0, {})
     assert (update.scale, update.norm) == (1.0, 0.0)
     assert ParameterUpdate("a", nothing + 1.0, nothing + 2.0, 1.0, {}).scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("off", "precision", "taken"),
+    [
+        (1e-6, "float32", True),
+        (1e-4, "float32", False),
+        (1e-4, "bf16", False),
+        (5e-3, "bf16_params", True),
+        (0.01, "bf16_params", False),
+    ],
+)
+def test_a_norm_that_is_off_by_its_rounding_is_a_legitimate_one(
+    healthy: Material, edit: Editor, off: float, precision: str, taken: bool
+) -> None:
+    capture = healthy.capture
+    assert capture is not None
+    spec = replace(healthy.spec, precision=precision)
+    exact = expected_clip_factor(spec, capture, 1)
+    assert exact < 1.0
+    editing = edit(capture)
+    editing.step(1)["clips"][-1]["total_norm"] = (1.0 + off) / exact
+    own = rounded_clip_factor(spec, editing.save(), 1)
+    assert own == (pytest.approx(exact / (1.0 + off), rel=1e-5) if taken else exact)

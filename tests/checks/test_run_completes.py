@@ -10,6 +10,7 @@ from plumbline_capture.manifest import NOT_REACHED
 
 from checks.lifecycle import run_completes
 from checks.material import Material, RunOutcome
+from checks.roles import Role
 from checks.verdict import Measurement, Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit
@@ -139,10 +140,9 @@ def test_a_capture_that_is_not_whole_is_inconclusive(healthy: Material, edit: Ed
 
 
 def test_the_merged_run_must_complete_too(healthy: Material) -> None:
-    assert healthy.merged is not None
     crashed = RunOutcome("failed", 1, 3.0, "KeyError: x (a.py:1)", None, None)
-    verdict = run_completes.judge(replace(healthy, merged=crashed))
+    verdict = run_completes.judge(replace(healthy, others={Role.MERGED: crashed}))
     assert verdict.status is Status.FAIL
     assert verdict.sentence == "the framework's run ended with exit code 1 after 3 s (KeyError: x (a.py:1))"
-    assert run_completes.judge(replace(healthy, merged=None)).status is Status.PASS
+    assert run_completes.judge(replace(healthy, others={})).status is Status.PASS
     assert ended(healthy, "timed_out", 1).status is Status.FAIL

@@ -10,6 +10,7 @@ import torch
 from checks.captures.capture import Capture
 from checks.material import Material
 from checks.registry import CHECKS
+from checks.roles import Role
 from checks.verdict import Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit, first_reference, swap, swap_merged
@@ -109,9 +110,9 @@ EDITS: dict[str, tuple[Callable[[Material, Edit], None], str | None]] = {
 
 @pytest.fixture(scope="module")
 def bare_merged(healthy: Material, tmp_path_factory: pytest.TempPathFactory) -> Capture:
-    assert healthy.merged is not None
-    assert healthy.merged.capture is not None
-    return Edit(healthy.merged.capture, tmp_path_factory.mktemp("merged") / "capture").keep_sketches().save()
+    merged = healthy.capture_of(Role.MERGED)
+    assert merged is not None
+    return Edit(merged, tmp_path_factory.mktemp("merged") / "capture").keep_sketches().save()
 
 
 @pytest.mark.parametrize("label", EDITS)

@@ -13,6 +13,7 @@ from checks.architecture.step_accumulation import compare_records
 from checks.captures.capture import Capture
 from checks.material import Material
 from checks.references.reference import Reference
+from checks.roles import Role
 from checks.verdict import Pattern, Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit, first_reference, swap, swap_merged
@@ -22,9 +23,9 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
 def merged_of(material: Material) -> Capture:
-    assert material.merged is not None
-    assert material.merged.capture is not None
-    return material.merged.capture
+    merged = material.capture_of(Role.MERGED)
+    assert merged is not None
+    return merged
 
 
 def judge(material: Material, editing: Edit) -> Verdict:
@@ -167,7 +168,7 @@ def test_rows_without_mask_or_positions_are_taken_whole(packed: Material, edit: 
 
 def test_a_missing_run_step_gradient_or_reference_leaves_it_open(healthy: Material, edit: Editor) -> None:
     assert step_accumulation.judge(swap_merged(healthy, None)).sentence == "the run on merged rows left no capture"
-    assert step_accumulation.judge(replace(healthy, merged=None)).sentence == "the run on merged rows left no capture"
+    assert step_accumulation.judge(replace(healthy, others={})).sentence == "the run on merged rows left no capture"
     crashed = replace(healthy, run=replace(healthy.run, capture=None))
     assert step_accumulation.judge(crashed).sentence == "the run left no capture to judge; see run.completes"
     bare = replace(healthy, references={}, no_reference={1: "dropout is on"})

@@ -14,6 +14,7 @@ from checks.material import Material
 from checks.references.reference import Reference, compute_reference
 from checks.references.stored import ReferenceStore, read_reference, reference_key, write_reference
 from checks.registry import CHECKS
+from checks.roles import Role
 from checks.spec import RunSpec
 from workers.judging import judge
 from workers.report.as_json import describe_verdict
@@ -44,7 +45,9 @@ def key_of(
 def test_a_stored_reference_gives_bit_for_bit_the_same_verdicts(healthy: Material, tmp_path: Path) -> None:
     store = ReferenceStore(tmp_path, revision="abc")
     for _ in range(2):  # computed, then read
-        material = assemble(healthy.spec, healthy.run, healthy.merged, references=True, definition=True, refer=store)
+        material = assemble(
+            healthy.spec, {Role.RUN: healthy.run, **healthy.others}, references=True, definition=True, refer=store
+        )
         verdicts = judge(tuple(CHECKS.values()), material)
         expected = judge(tuple(CHECKS.values()), healthy)
         for name, verdict in verdicts.items():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from checks.faults import FAULTS, fault, was_in_force
+from checks.faults import fault, was_in_force
 from tests.faults.measure import BY_FAULT
 
 AT_THE_TRAINER = (
@@ -28,7 +28,13 @@ AT_THE_TRAINER = (
     "adapter-frozen",
 )
 CASES = {
-    "transformers": tuple(each.slug for each in FAULTS if each.slug != "packed-positions"),
+    # Those of a saved and resumed run are shown in tests/frameworks/test_resume.py, those of the data beside the checks
+    # that see them, tests/checks/test_data_*.py, and all of them by benchmarks.detection.
+    "transformers": (
+        *AT_THE_TRAINER,
+        *("rmsnorm-eps", "attention-scale", "weight-scaled", "head-scaled", "one-expert-scaled"),
+        *("rope-bf16", "beta2-wrong", "warmup-off-by-one", "gradient-zeroed"),
+    ),
     "trl": (*AT_THE_TRAINER, "packed-positions", "rmsnorm-eps"),
 }
 """faults of the loaded model are the same code in both; TRL shows one of them"""

@@ -17,11 +17,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
+from checks.captures.log import LogRecord
 from checks.references.template import load_tokenizer, render_document
 from checks.samples import Sample, read_samples
 from tests.frameworks.conftest import MakeSpec
 from workers.frameworks import adapter
-from workers.frameworks.logs import LogRecord
 from workers.frameworks.trainer import build_arguments
 from workers.frameworks.transformers import adapter as transformers_adapter
 from workers.frameworks.transformers.logs import read_log

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from checks.captures.log import LogRecord
 from checks.errors import CaptureError
-from workers.frameworks.logs import LogRecord
 from workers.frameworks.transformers import logs as transformers_logs
 from workers.frameworks.transformers.names import name_parameter
 from workers.frameworks.trl import logs as trl_logs

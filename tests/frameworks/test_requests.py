@@ -24,8 +24,8 @@ both = pytest.mark.parametrize("framework", ["transformers", "trl"])
 
 
 def test_both_frameworks_are_known_by_name() -> None:
-    assert names() == ("transformers", "trl")
-    assert [adapter(name).name for name in names()] == ["transformers", "trl"]
+    assert names() == ("plain", "transformers", "trl")
+    assert [adapter(name).name for name in names()] == ["plain", "transformers", "trl"]
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,10 @@ def test_one_device_is_in_sight(visible: str | None, first: str, monkeypatch: py
     assert environment["HF_HUB_OFFLINE"] == environment["TRANSFORMERS_OFFLINE"] == "1"
 
 
-@pytest.mark.parametrize("folder", ["transformers", "trl"])
+@pytest.mark.parametrize("folder", ["plain", "transformers", "trl"])
 def test_every_framework_has_the_same_files_and_its_driver_knows_no_plumbline(folder: str) -> None:
     directory = Path(sys.modules["workers.frameworks"].__file__ or "").parent / folder
-    files = {path.name for path in directory.iterdir() if path.is_file()}
+    files = {path.name for path in directory.iterdir() if path.is_file()} - {"division.py"}
     assert files == {"__init__.py", "adapter.py", "train.py", "names.py", "logs.py", "environment.toml", "README.md"}
     assert not re.search(r"\b(checks|workers|plumbline_capture)\b", (directory / "train.py").read_text())
 

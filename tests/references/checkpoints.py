@@ -89,6 +89,9 @@ def build_model(family: str, **settings: Any) -> nn.Module:
         for name, parameter in model.named_parameters():
             centre = 1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0
             parameter.normal_(centre, 0.3, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3, generator=generator)
     return model
 
 

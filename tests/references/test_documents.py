@@ -13,7 +13,7 @@ from trl import pack_dataset
 from checks.models.tiny import build_tiny
 from checks.references.documents import NoBoundaries, split_documents
 from checks.references.template import load_tokenizer, render_document
-from checks.samples import SAMPLE_FILES, read_samples
+from checks.samples import read_samples
 
 START, END, PAD = 1, 2, 0
 
@@ -78,7 +78,7 @@ def test_a_token_that_no_document_has_is_never_explained(
 
 
 @pytest.mark.parametrize("seq_len", [128, 256])
-@pytest.mark.parametrize("name", list(SAMPLE_FILES))
+@pytest.mark.parametrize("name", ["gsm8k_sample", "tulu3_sample"])
 def test_rows_that_trl_packs_are_split_where_trl_joined_them(name: str, seq_len: int) -> None:
     tokenizer = load_tokenizer(build_tiny("qwen3"))
     documents = [render_document(sample, tokenizer).token_ids for sample in read_samples(name)]

@@ -21,7 +21,8 @@ from checks.references.plain import (
     inverse_frequencies,
     load_plain,
 )
-from checks.references.plain.modules import Attention, RMSNorm, SelfAttention, allow_earlier
+from checks.references.plain.attention import Attention, allow_earlier
+from checks.references.plain.modules import RMSNorm, SelfAttention
 from checks.references.plain.rope import rotate
 from tests.references.checkpoints import DENSE, build_model, draw_batch, save_checkpoint
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from checks.models.tokenizer import train_tokenizer
 from checks.samples import SAMPLE_FILES, read_samples
 
 CALCULATION = re.compile(r"([\d.+*/-]+)=<<([\d.+*/-]+)=([\d.]+)>>([\d.]+)")
+
+
+LARGE = ("gsm8k_sample", "tulu3_sample")
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -49,8 +53,8 @@ def test_every_calculation_of_the_grade_school_sample_is_right(row: dict[str, st
     assert row.keys() == {"question", "answer"}
 
 
-def test_both_files_hold_64_different_rows() -> None:
-    for name in SAMPLE_FILES:
+def test_both_large_files_hold_64_different_rows() -> None:
+    for name in LARGE:
         samples = read_samples(name)
         assert len(samples) == 64
         assert len({sample.messages for sample in samples}) == 64
@@ -72,7 +76,7 @@ def test_the_conversations_differ_in_shape() -> None:
     assert len({row["id"] for row in rows("tulu3_sample")}) == 64
 
 
-@pytest.mark.parametrize("name", list(SAMPLE_FILES))
+@pytest.mark.parametrize("name", LARGE)
 def test_lengths_spread_around_the_usual_sequence_length(name: str) -> None:
     tokenizer = Tokenizer.from_str(train_tokenizer())
     lengths = [
@@ -85,3 +89,19 @@ def test_lengths_spread_around_the_usual_sequence_length(name: str) -> None:
     assert sum(length < 90 for length in lengths) >= 12
     assert sum(length <= 128 for length in lengths) >= 32
     assert len(set(lengths)) >= 40
+
+
+def test_the_conversations_with_tools_have_every_kind_of_turn() -> None:
+    samples = read_samples("tools_sample")
+    assert len({sample.messages for sample in samples}) == len(samples) == 24
+    shapes = [tuple(role for role, _ in sample.messages) for sample in samples]
+    assert {role for shape in shapes for role in shape} == {"system", "user", "assistant", "tool"}
+    assert all(shape[-1] == "assistant" for shape in shapes)
+    assert sum(shape.count("tool") > 1 for shape in shapes) >= 6
+    assert sum("tool" in shape for shape in shapes) == 23
+    for sample in samples:
+        for (role, content), (following, _) in pairwise(sample.messages):
+            assert (following == "tool") == (role == "assistant" and content.startswith("{")), content
+        for role, content in sample.messages:
+            if role == "tool" or content.startswith("{"):
+                assert isinstance(json.loads(content), dict)

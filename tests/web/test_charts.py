@@ -12,12 +12,12 @@ from django.conf import settings
 from django.test import Client
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from checks.captures.log import LogRecord
 from plumbline_web.curves.domain import store_curves
 from plumbline_web.curves.plotly import package_data, style_ids
 from plumbline_web.validations.models import Validation
 from tests.web.factories import make_user, make_validation
 from tests.web.test_stepdiff import QUERY, packed_verdicts
-from workers.frameworks.logs import LogRecord
 
 CHROMIUM = "/usr/bin/chromium"
 DRAWN = "() => !document.querySelector('figure[data-chart]:not([data-drawn]):not([data-empty])')"

@@ -12,6 +12,7 @@ import pytest
 from django.http import QueryDict
 from django.test import Client
 
+from checks.captures.log import LogRecord
 from plumbline_web.accounts.models import User
 from plumbline_web.curves.compared import draw_curves, draw_differences, read_sources
 from plumbline_web.curves.domain import store_curves
@@ -21,7 +22,6 @@ from plumbline_web.curves.verdicts import VerdictCell, list_maps, list_verdicts
 from plumbline_web.validations.enums import RunRole
 from plumbline_web.validations.models import Validation
 from tests.web.factories import make_user, make_validation
-from workers.frameworks.logs import LogRecord
 
 
 def log(validation: Validation, losses: list[float], *, role: str = RunRole.RUN, tokens: int | None = None) -> None:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from checks.captures.log import LogRecord
 from plumbline_web.curves.domain import read_curves, store_curves
 from plumbline_web.curves.downsample import MOST_POINTS, choose, downsample
 from plumbline_web.curves.models import CHUNK_POINTS, Chunk, Series
 from plumbline_web.curves.series import Curve, place_along, smooth, subtract
 from plumbline_web.validations.models import FrameworkRun
 from tests.web.factories import make_validation
-from workers.frameworks.logs import LogRecord
 
 VALUES = hnp.arrays(
     np.float64,

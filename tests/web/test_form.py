@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client, override_settings
 
-from checks.registry import CHECKS
+from checks.registry import CHECKS, DEFAULT_CHECKS
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.validations.enums import State
@@ -27,7 +27,7 @@ FORM: dict[str, Any] = {
     "framework": "transformers",
     "model": "tiny:qwen3",
     "data": "gsm8k_sample",
-    "checks": list(CHECKS),
+    "checks": list(DEFAULT_CHECKS),
     "queue": "cpu",
     "key": "one drawn form",
 }
@@ -49,7 +49,9 @@ def field_of(response: Any, name: str) -> str:
 def test_the_form_offers_every_check_and_every_setting_with_what_it_costs() -> None:
     page = sign_in().get("/validations/new/")
     html = page.content.decode()
-    assert re.findall(r'name="checks" value="([^"]+)" checked', html) == list(CHECKS)
+    offered = re.findall(r'name="checks" value="([^"]+)"( checked)?', html)
+    assert {name for name, _ in offered} == set(CHECKS)
+    assert {name for name, checked in offered if checked} == set(DEFAULT_CHECKS)
     assert {name for name in setting_names() if f'name="settings.{name}"' in html} == set(setting_names())
     text = text_of(page)
     assert (
@@ -154,7 +156,7 @@ class TestPreview:
     def test_it_counts_the_runs_and_says_what_each_serves(self) -> None:
         text = self.ask()
         assert text.startswith(
-            "2 framework runs framework run: 12 rows, steps 1, 3 recorded serves run.completes, step."
+            "2 framework runs framework run: 12 rows, steps 1, 3 recorded serves run.completes, environment."
         )
         assert "framework run on merged rows: 4 rows, step 1 recorded serves step.accumulation" in text
         assert "Memory about 1.1 GB" in text

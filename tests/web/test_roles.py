@@ -62,6 +62,7 @@ PAGES: dict[str, tuple[str, str, frozenset[str]]] = {
     "validation-retry": ("POST", "/validations/V-{validation}/retry/", CHANGERS),
     "validation-rejudge": ("POST", "/validations/V-{validation}/rejudge/", CHANGERS),
     "validation-check": ("GET", "/validations/V-{validation}/checks/step.loss/", SIGNED_IN),
+    "validation-check-plot": ("GET", "/validations/V-{validation}/verdicts/1/plots/0.json", SIGNED_IN),
     "validation-result": ("GET", "/validations/V-{validation}/result.json", SIGNED_IN),
     "job-log": ("GET", "/jobs/{job}/log/", SIGNED_IN),
     "validation-step": ("GET", "/validations/V-{validation}/step/", SIGNED_IN),

@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db.models import Count, F, Q
 
-from checks.registry import CHECKS
+from checks.registry import DEFAULT_CHECKS
 from plumbline_web.validations.enums import Status
 from plumbline_web.validations.models import Cell, CheckResult, Finding, Validation
 from plumbline_web.validations.seed import OPEN_COUNT, seed
@@ -19,7 +19,7 @@ def test_rows_agree_with_each_other() -> None:
     seeded = seed(2_000)
     done = Validation.objects.filter(state="done")
     assert seeded.validations == Validation.objects.count() == 2_000
-    assert seeded.results == CheckResult.objects.count() == done.count() * len(CHECKS)
+    assert seeded.results == CheckResult.objects.count() == done.count() * len(DEFAULT_CHECKS)
     assert seeded.findings == Finding.objects.count() == CheckResult.objects.filter(status=Status.FAIL).count()
     assert seeded.cells == Cell.objects.count()
     counted = done.annotate(

@@ -111,7 +111,8 @@ def test_the_checks_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> 
     assert _run(capsys, "checks") == _run(capsys, "checks", "list")
     code, out, _ = _run(capsys, "checks")
     assert code == 0
-    assert re.search(r"^step\.denominator\s+the loss is divided by", out, re.MULTILINE)
+    assert re.search(r"^●\s+step\.denominator\s+the loss is divided by", out, re.MULTILINE)
+    assert re.search(r"^\s+step\.lengths\s+log-probabilities are right", out, re.MULTILINE)
     code, out, _ = _run(capsys, "checks", "show", "run.completes")
     assert code == 0
     assert out.startswith("run.completes\n")

@@ -34,7 +34,7 @@ def computer() -> Iterator[Computer]:
 
 def order(tmp_path: Path, **changes: object) -> Path:
     spec = RunSpec("transformers", resolve_model("tiny:qwen3").path, resolve_data("gsm8k_sample"))
-    asked = JudgeOrder(to_plain(spec), "abc", ["run.completes", "step.loss"], CRASHED, None, str(tmp_path), [])
+    asked = JudgeOrder(to_plain(spec), "abc", ["run.completes", "step.loss"], {"run": CRASHED}, str(tmp_path), [])
     file = tmp_path / "order.json"
     file.write_text(json.dumps(to_plain(asked) | changes))
     return file

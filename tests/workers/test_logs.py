@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.frameworks.logs import LogRecord
+from checks.captures.log import LogRecord
 from workers.frameworks.transformers.logs import parse_log, read_log
 from workers.frameworks.trl import logs as trl_logs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from checks.captures.log import LogRecord
 from checks.spec import RunSpec
-from workers.frameworks.logs import LogRecord
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,10 @@ class Launch:
     """regular expression of parameters that no checkpoint holds, so that the recorder keeps them whole"""
     output: Path
     """directory into which the framework writes trainer_state.json"""
+    probes: Path | None = None
+    """file of batches to ask the prepared model about"""
+    checkpoints: tuple[Path, ...] = ()
+    """directories that the run saves its state into, to be read once it has ended"""
 
 
 class Adapter(Protocol):

@@ -6,10 +6,11 @@ from difflib import get_close_matches
 
 from checks.errors import BadRequest
 from workers.frameworks.base import Adapter
+from workers.frameworks.plain.adapter import PlainAdapter
 from workers.frameworks.transformers.adapter import TransformersAdapter
 from workers.frameworks.trl.adapter import TrlAdapter
 
-_ADAPTERS: tuple[Adapter, ...] = (TransformersAdapter(), TrlAdapter())
+_ADAPTERS: tuple[Adapter, ...] = (TransformersAdapter(), TrlAdapter(), PlainAdapter())
 
 
 def names() -> tuple[str, ...]:

@@ -55,6 +55,10 @@ def _check_targets(spec: RunSpec) -> None:
 def _check_ranges(spec: RunSpec) -> None:
     for name, least in (("steps", 1), ("batch", 1), ("accumulation", 1), ("seq_len", 2), ("lora_r", 1)):
         _require(name, getattr(spec, name), getattr(spec, name) >= least, f"set {name} to {least} or more")
+    if spec.resume_after is not None:
+        found = f"{spec.resume_after} leaves no step before or after it in a run of {spec.steps}"
+        if not 1 <= spec.resume_after < spec.steps:
+            raise BadRequest("resume_after", found, "give two steps or more, and resume between them")
     for name in ("lr", "eps", "max_grad_norm", "weight_decay", "momentum", "lora_alpha"):
         value = getattr(spec, name)
         _require(name, value, math.isfinite(value) and value >= 0, f"set {name} to a finite number of 0 or more")

@@ -9,25 +9,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from checks.captures.log import LogRecord
+from checks.probes.plan import plan_probes, write_probes
 from checks.samples import Sample
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
-from workers.frameworks.logs import LogRecord
+from workers.frameworks.processes import build_launch, choose_devices
 from workers.frameworks.transformers.logs import STATE_FILE, parse_log, read_log
 
+RESUME = Path(__file__).with_name("resume.py")
 LORA_PARAMETERS = r"\.lora_[AB]\."
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """a validation reads what was given and nothing else: a name that is no path must not become a download"""
 
 
-def build_environment() -> Mapping[str, str]:
-    """Return the variables of one process on one device: with several in sight, Trainer would use DataParallel."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+def build_environment(processes: int = 1) -> Mapping[str, str]:
+    """Return the variables of a run of so many processes, each on a device of its own."""
     return {
         **_OFFLINE,
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "CUDA_VISIBLE_DEVICES": first,
+        **choose_devices(processes),
     }
 
 
@@ -98,17 +100,37 @@ def build_lora(spec: RunSpec) -> dict[str, Any] | None:
 def write_run(
     config: Mapping[str, Any], samples: tuple[Sample, ...], *, driver: Path, scratch: Path, spec: RunSpec
 ) -> Launch:
-    """Write rows.jsonl and config.json into `scratch`, each whole or not at all, and return the command."""
+    """Write rows.jsonl and config.json into `scratch`, each whole or not at all, and return the command.
+
+    A run that is saved and resumed has a second configuration beside it, save.json, for the process that saves.
+    """
     scratch = scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     rows, file = scratch / "rows.jsonl", scratch / "config.json"
     _write_whole(rows, "".join(json.dumps(_normalise(sample), ensure_ascii=False) + "\n" for sample in samples))
-    _write_whole(file, json.dumps({**config, "rows": str(rows)}, indent=2) + "\n")
+    complete = {**config, "rows": str(rows)}
+    command = build_launch(driver, file, processes=spec.processes)
+    saved: tuple[Path, ...] = ()
+    if spec.resume_after is not None:
+        first = scratch / "save.json"
+        arguments = {**config["arguments"], "save_steps": spec.resume_after}  # the two must agree; only one saves
+        saving = {"output_dir": str(scratch / "saved"), "save_strategy": "steps"}
+        _write_json(first, {**complete, "arguments": {**arguments, **saving}})
+        complete["arguments"] = arguments
+        saved = (scratch / "saved" / f"checkpoint-{spec.resume_after}",)
+        complete["resume_from"] = str(saved[0])
+        command = (sys.executable, "-u", str(RESUME), str(driver), str(first), str(file))
+    _write_json(file, complete)
+    probes = scratch / "probes.json" if spec.probed else None
+    if probes is not None:
+        write_probes(plan_probes(spec.model), probes)
     return Launch(
-        command=(sys.executable, "-u", str(driver), str(file)),
-        environment=build_environment(),
+        command=command,
+        environment=build_environment(spec.processes),
         full_parameters=LORA_PARAMETERS if spec.lora else None,
         output=Path(config["arguments"]["output_dir"]),
+        probes=probes,
+        checkpoints=saved,
     )
 
 
@@ -133,6 +155,10 @@ def _normalise(sample: Sample) -> dict[str, Any]:
     if sample.form == "text":
         return {"text": sample.text}
     return {"prompt": sample.prompt, "completion": sample.completion}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    _write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def _write_whole(path: Path, content: str) -> None:

@@ -20,6 +20,7 @@ from checks.material import Material, RunOutcome
 from checks.references.budget import count_parameters
 from checks.references.stored import ReferenceStore
 from checks.registry import find_checks
+from checks.roles import Role
 from checks.spec import RunSpec
 from checks.verdict import Verdict
 from workers.jobs.compute_signs import PHASE_SIGN
@@ -58,7 +59,8 @@ def compute_references(order: ReferenceOrder) -> ReferenceAnswer:
     """Compute what the store lacks of one run's references."""
     _say("reference: float64 and its noise floor")
     store = ReferenceStore(Path(order.references), revision=order.revision)
-    material = assemble(read_spec(order.spec), order.run.open(), None, references=True, definition=False, refer=store)
+    outcomes = {Role.RUN: order.run.open()}
+    material = assemble(read_spec(order.spec), outcomes, references=True, definition=False, refer=store)
     for step, (key, held) in store.used.items():
         print(f"step {step}: {'stored already' if held else 'computed'}, {key[:12]}")
     for step, reason in material.no_reference.items():
@@ -76,10 +78,10 @@ def compute_verdicts(order: JudgeOrder) -> JudgeAnswer:
     plan = make_plan(spec, find_checks(None if order.checks is None else tuple(order.checks)))
     judged: dict[str, Verdict] = {}
     wanted = None
-    run = order.run.open() if order.run is not None else None
-    merged = order.merged.open() if order.merged is not None else None
+    outcomes = {Role(role): outcome.open() for role, outcome in order.runs.items()}
+    run = outcomes.get(Role.RUN)
     if run is not None:
-        material = _assemble(order, spec, plan, run, merged)
+        material = _assemble(order, spec, plan, outcomes)
         _say(f"judging {len(plan.judged)} checks")
         judged = judge(plan.judged, material)
         for stored in order.passes:
@@ -95,16 +97,15 @@ def compute_verdicts(order: JudgeOrder) -> JudgeAnswer:
         verdicts=[describe_verdict(verdict) for verdict in verdicts],
         wanted=to_plain(wanted),
         packages=dict(run.capture.packages) if run is not None and run.capture is not None else {},
-        warnings=list(_warn_of_missing(run, merged)),
+        warnings=list(_warn_of_missing(outcomes)),
     )
 
 
-def _assemble(order: JudgeOrder, spec: RunSpec, plan: Plan, run: RunOutcome, merged: RunOutcome | None) -> Material:
+def _assemble(order: JudgeOrder, spec: RunSpec, plan: Plan, outcomes: Mapping[Role, RunOutcome]) -> Material:
     _say("reading captures and references")
     return assemble(
         spec,
-        run,
-        merged,
+        outcomes,
         references=plan.needs_reference,
         definition=plan.needs("model.definition"),
         refer=ReferenceStore(Path(order.references), revision=order.revision),
@@ -126,12 +127,11 @@ def _open(directory: str) -> Capture | None:
         return None
 
 
-def _warn_of_missing(run: RunOutcome | None, merged: RunOutcome | None) -> Iterator[str]:
-    named: Mapping[str, RunOutcome | None] = {"run": run, "merged": merged}
-    for role, outcome in named.items():
-        if outcome is not None and outcome.capture is not None:
+def _warn_of_missing(outcomes: Mapping[Role, RunOutcome]) -> Iterator[str]:
+    for role, outcome in outcomes.items():
+        if outcome.capture is not None:
             for missing in outcome.capture.missing:
-                yield f"{role} run: {missing.what} was not recorded ({missing.why})"
+                yield f"{role.value} run: {missing.what} was not recorded ({missing.why})"
 
 
 def _say(phase: str) -> None:

@@ -91,8 +91,8 @@ class JudgeOrder:
     spec: Mapping[str, Any]
     revision: str
     checks: Sequence[str] | None
-    run: StoredOutcome | None
-    merged: StoredOutcome | None
+    runs: Mapping[str, StoredOutcome]
+    """by role"""
     references: str
     passes: Sequence[StoredPass]
 
@@ -108,9 +108,9 @@ class JudgeAnswer:
 
 
 def read_judge_order(document: Mapping[str, Any]) -> JudgeOrder:
-    outcome = {name: document[name] and StoredOutcome(**document[name]) for name in ("run", "merged")}
+    runs = {role: StoredOutcome(**outcome) for role, outcome in document["runs"].items()}
     passes = [StoredPass(**entry) for entry in document["passes"]]
-    return JudgeOrder(**{**document, **outcome, "passes": passes})
+    return JudgeOrder(**{**document, "runs": runs, "passes": passes})
 
 
 def read_reference_order(document: Mapping[str, Any]) -> ReferenceOrder:

@@ -7,17 +7,19 @@ Llama arXiv:2302.13971, Qwen3 arXiv:2505.09388.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from checks.errors import BadRequest
+from checks.references.plain.attention import Attention, allow_earlier, mix_values
 from checks.references.plain.config import PlainConfig
-from checks.references.plain.rope import inverse_frequencies, rotate
+from checks.references.plain.rope import RopeSettings, inverse_frequencies, rotate
 
-Attention = Literal["eager", "sdpa"]
+Turn = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of each position's angles: (B, 1, S, head_dim / 2) both."""
 
 
 class RMSNorm(nn.Module):
@@ -29,10 +31,13 @@ class RMSNorm(nn.Module):
         self.variance_epsilon = eps
         self.accumulate = accumulate
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def normalise(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """x / √(mean(x²) + eps), in `accumulate`."""
         wide = hidden_states.to(self.accumulate)
-        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * normal.to(hidden_states.dtype)
+        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.normalise(hidden_states).to(hidden_states.dtype)
 
 
 class RotaryEmbedding(nn.Module):
@@ -40,26 +45,31 @@ class RotaryEmbedding(nn.Module):
 
     inv_freq: torch.Tensor
 
-    def __init__(self, config: PlainConfig, *, accumulate: torch.dtype) -> None:
+    def __init__(self, rope: RopeSettings, *, head_dim: int, accumulate: torch.dtype) -> None:
         super().__init__()
-        self.attention_scaling = config.rope.attention_scaling
+        self.rope = rope
+        self.attention_scaling = rope.attention_scaling
+        self.head_dim = head_dim
         self.accumulate = accumulate
-        frequencies = inverse_frequencies(config.rope, head_dim=config.head_dim, dtype=accumulate)
+        self.compute_frequencies()
+
+    def compute_frequencies(self) -> None:
+        """Fill the buffer: no checkpoint holds it, and a model built without memory has it empty."""
+        frequencies = inverse_frequencies(self.rope, head_dim=self.head_dim, dtype=self.accumulate)
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
-    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Turn:
         """position_ids: (B, S) → cos, sin: (B, 1, S, head_dim / 2) `dtype`."""
         angles = position_ids[:, None, :, None].to(self.accumulate) * self.inv_freq
         return (angles.cos() * self.attention_scaling).to(dtype), (angles.sin() * self.attention_scaling).to(dtype)
 
 
 class SelfAttention(nn.Module):
-    """Causal attention in which `num_key_value_groups` neighbouring query heads share a key and value head."""
+    """Causal attention in which neighbouring query heads share a key and value head."""
 
     def __init__(self, config: PlainConfig, *, attention: Attention, accumulate: torch.dtype) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = 1.0 / math.sqrt(config.head_dim)
         self.attention = attention
         self.accumulate = accumulate
@@ -76,10 +86,7 @@ class SelfAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, accumulate=accumulate)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor,
+        self, hidden_states: torch.Tensor, position_embeddings: Turn, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """hidden_states: (B, S, H); cos, sin; attention_mask: (B or 1, 1, S, S) bool, True = attends → (B, S, H)."""
         batch, length, _ = hidden_states.shape
@@ -88,34 +95,36 @@ class SelfAttention(nn.Module):
         key = self.k_norm(self.k_proj(hidden_states).view(by_head)).transpose(1, 2)
         value = self.v_proj(hidden_states).view(by_head).transpose(1, 2)
         query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
-        key = key.repeat_interleave(self.num_key_value_groups, dim=1)
-        value = value.repeat_interleave(self.num_key_value_groups, dim=1)
-        if self.attention == "sdpa":
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=self.scaling)
-        else:
-            mixed = self.attend(query, key, value, attention_mask)
+        mixed = self.mix(query, key, value, attention_mask)
         output: torch.Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return output
 
-    def attend(
+    def mix(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        """softmax(q·k / √d) · v, the softmax in `accumulate`; a query that may attend to nothing yields 0."""
-        scores = (query @ key.transpose(-1, -2) * self.scaling).to(self.accumulate)
-        nowhere = ~attention_mask.any(-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(~attention_mask, -math.inf), dim=-1).masked_fill(nowhere, 0.0)
-        return weights.to(query.dtype) @ value
+        """(B, heads, S, d), keys and values (B, kv heads, S, d) → (B, heads, S, d)."""
+        return mix_values(
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            attention=self.attention,
+            accumulate=self.accumulate,
+        )
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x))."""
+    """SwiGLU: down(silu(gate(x)) · up(x)); a family may have another activation."""
 
-    def __init__(self, config: PlainConfig) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, activation: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-        self.act_fn = nn.SiLU()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self.act_fn = activation or nn.SiLU()
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gated = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
@@ -124,20 +133,28 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, config: PlainConfig, *, attention: Attention, accumulate: torch.dtype) -> None:
+    `sliding_window`: how many keys its queries see, their own included; None: all earlier ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        self_attn: nn.Module,
+        mlp: nn.Module,
+        norm: Callable[[], nn.Module],
+        sliding_window: int | None = None,
+    ) -> None:
         super().__init__()
-        self.self_attn = SelfAttention(config, attention=attention, accumulate=accumulate)
-        self.mlp = GatedMLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, accumulate=accumulate)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, accumulate=accumulate)
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.input_layernorm = norm()
+        self.post_attention_layernorm = norm()
+        self.sliding_window = sliding_window
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor,
+        self, hidden_states: torch.Tensor, position_embeddings: Any, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         mixed = self.self_attn(self.input_layernorm(hidden_states), position_embeddings, attention_mask)
         hidden_states = hidden_states + mixed
@@ -146,16 +163,17 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm."""
+    """Embedding, layers, final norm. `rotary_emb` gives every layer its position embeddings."""
 
-    def __init__(self, config: PlainConfig, *, attention: Attention, accumulate: torch.dtype) -> None:
+    def __init__(
+        self, *, embed_tokens: nn.Embedding, layers: Sequence[DecoderLayer], norm: RMSNorm, rotary_emb: nn.Module
+    ) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, attention=attention, accumulate=accumulate) for _ in range(config.num_hidden_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, accumulate=accumulate)
-        self.rotary_emb = RotaryEmbedding(config, accumulate=accumulate)
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.rotary_emb = rotary_emb
+        self.sliding_windows = [layer.sliding_window for layer in layers]
 
     def forward(
         self,
@@ -164,42 +182,29 @@ class Decoder(nn.Module):
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids, position_ids, attention_mask: (B, S) → (B, S, H)."""
-        length = input_ids.shape[1]
+        length, device = input_ids.shape[1], input_ids.device
         if position_ids is None:
-            position_ids = torch.arange(length, device=input_ids.device)[None]
+            position_ids = torch.arange(length, device=device)[None]
         hidden_states: torch.Tensor = self.embed_tokens(input_ids)
         position_embeddings = self.rotary_emb(position_ids, hidden_states.dtype)
-        attends = allow_earlier(length, attention_mask, device=input_ids.device)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, position_embeddings, attends)
+        attends = {
+            window: allow_earlier(length, attention_mask, device=device, window=window)
+            for window in set(self.sliding_windows)
+        }
+        for layer, window in zip(self.layers, self.sliding_windows, strict=True):
+            hidden_states = layer(hidden_states, position_embeddings, attends[window])
         output: torch.Tensor = self.norm(hidden_states)
         return output
-
-
-def allow_earlier(length: int, attention_mask: torch.Tensor | None, *, device: torch.device) -> torch.Tensor:
-    """Which key a query may attend to: itself and earlier ones, padding (0 in the mask) excluded.
-
-    attention_mask: (B, S), nonzero = token → (B or 1, 1, S, S) bool. Raises BadRequest for another shape.
-    """
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
-    if attention_mask is None:
-        return causal
-    if attention_mask.dim() != 2 or attention_mask.shape[1] != length:
-        found = f"has shape {tuple(attention_mask.shape)}"
-        raise BadRequest("attention_mask", found, f"give a padding mask of (rows, {length})")
-    return causal & attention_mask.bool()[:, None, None, :]
 
 
 class PlainCausalLM(nn.Module):
     """Decoder and head. `accumulate` is the dtype of norms, softmax, rotary tables and returned logits."""
 
-    def __init__(self, config: PlainConfig, *, attention: Attention = "sdpa", accumulate: torch.dtype) -> None:
+    def __init__(self, config: PlainConfig, model: Decoder, *, accumulate: torch.dtype) -> None:
         super().__init__()
-        if attention not in get_args(Attention):
-            raise BadRequest("attention", f"is {attention!r}", f"choose one of {', '.join(get_args(Attention))}")
         self.config = config
         self.accumulate = accumulate
-        self.model = Decoder(config, attention=attention, accumulate=accumulate)
+        self.model = model
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 
@@ -221,5 +226,15 @@ class PlainCausalLM(nn.Module):
         row must be split into its documents first: position_ids turn the embedding, they do not mask.
         """
         hidden_states = self.model(input_ids, position_ids=position_ids, attention_mask=attention_mask)
+        return self.score_vocabulary(hidden_states).to(self.accumulate)
+
+    def score_vocabulary(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(B, S, H) → (B, S, V) logits in the dtype of the computation."""
         logits: torch.Tensor = self.lm_head(hidden_states)
-        return logits.to(self.accumulate)
+        return logits
+
+
+def check_attention(attention: str) -> None:
+    """Raise BadRequest unless `attention` is one that the plain models have."""
+    if attention not in get_args(Attention):
+        raise BadRequest("attention", f"is {attention!r}", f"choose one of {', '.join(get_args(Attention))}")

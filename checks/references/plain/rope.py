@@ -62,13 +62,15 @@ def yarn_temperature(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def read_rope(raw: Mapping[str, Any], *, max_position_embeddings: int, file: str) -> RopeSettings:
+def read_rope(
+    raw: Mapping[str, Any], *, max_position_embeddings: int, file: str, default_theta: float = DEFAULT_THETA
+) -> RopeSettings:
     """Rotary settings from `rope_parameters`, or from `rope_scaling` beside `rope_theta`.
 
     Raises UnsupportedModel for an unknown type or partial rotation, BadRequest for a parameter that is missing.
     """
     stated = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    theta = stated.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA
+    theta = stated.get("rope_theta") or raw.get("rope_theta") or default_theta
     kind = stated.get("rope_type") or stated.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise UnsupportedModel(f"rope type {kind!r} is none of {', '.join(ROPE_TYPES)}")
@@ -159,6 +161,16 @@ def index_turning(rotations: float, rope: RopeSettings, *, head_dim: int) -> flo
     assert rope.original_max_position_embeddings is not None
     wavelength_ratio = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
     return head_dim * math.log(wavelength_ratio) / (2 * math.log(rope.theta))
+
+
+def rotate_neighbours(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (2i, 2i + 1) of `states` (B, heads, S, d) by its angle; cos, sin: (B, 1, S, d/2).
+
+    The pairing of arXiv:2104.09864, equation 34, as DeepSeek's checkpoints hold it.
+    """
+    first, second = states[..., 0::2], states[..., 1::2]
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.flatten(-2)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

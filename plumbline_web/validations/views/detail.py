@@ -11,10 +11,12 @@ from django.views.decorators.http import require_GET
 
 from plumbline_web.accounts.access import signed_in
 from plumbline_web.artefacts.store import MissingArtefact, open_artefact
+from plumbline_web.curves.charts import to_json
 from plumbline_web.jobs.models import Job
 from plumbline_web.validations.detail import read_detail
 from plumbline_web.validations.evidence import read_evidence
 from plumbline_web.validations.models import CheckResult, Validation
+from plumbline_web.validations.pictures import read_pictures
 from plumbline_web.validations.progress import OPEN_JOBS
 from plumbline_web.validations.results import result_document
 
@@ -60,6 +62,16 @@ def validation_check(request: HttpRequest, pk: int, name: str) -> HttpResponse:
         "others": validation.results.filter(superseded_at__isnull=True).defer("document").order_by("position"),
     }
     return render(request, "validations/check.html", ctx)
+
+
+@require_GET
+def validation_check_plot(request: HttpRequest, pk: int, result: int, number: int) -> JsonResponse:
+    """The n-th plot of one verdict's evidence."""
+    judged = get_object_or_404(CheckResult, validation=_find(request, pk), pk=result)
+    pictures = read_pictures(judged.document.get("evidence") or {})
+    if number >= len(pictures):
+        raise Http404("This verdict has no such plot.")
+    return JsonResponse(to_json(pictures[number].chart))
 
 
 @require_GET

@@ -8,6 +8,7 @@ import torch
 
 from checks.captures.capture import Capture as RecordedCapture
 from checks.captures.capture import open_capture
+from checks.captures.log import keep_log
 from checks.errors import CaptureError
 from checks.faults import fault
 from plumbline_web.artefacts.store import store_file
@@ -76,6 +77,8 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
     recorded, unreadable = _open(ended)
     heart.say("storing the capture")
     curves = chosen.read_log(launch.output, ended.log)
+    if recorded is not None:
+        keep_log(directory / "capture", curves)
     stored = store_files(directory / "capture", recorded) if recorded is not None else None
     log = store_file(ended.log)
     with change_of_state():

@@ -64,8 +64,7 @@ def _build_order(validation: Validation, runs: Mapping[str, FrameworkRun], direc
         spec=validation.spec,
         revision=validation.model.revision,
         checks=validation.checks,
-        run=outcomes.get(RunRole.RUN),
-        merged=outcomes.get(RunRole.MERGED),
+        runs={role: outcome for role, outcome in outcomes.items() if role not in PASSES},
         references=str(reference_cache()),
         passes=[StoredPass(role.value, outcomes[role].capture) for role in PASSES if role in outcomes],
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from checks.captures.log import LogRecord
 from checks.errors import BadRequest
 from checks.samples import read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
-from workers.frameworks.logs import LogRecord
+from workers.frameworks.processes import check_processes
 from workers.frameworks.requests import check_request
 from workers.frameworks.trainer import build_config, read_run_log, write_run
 
@@ -21,9 +22,10 @@ class TransformersAdapter:
     name = "transformers"
 
     def check(self, spec: RunSpec) -> None:
-        """Raise BadRequest for packing, and for what no framework can run."""
+        """Raise BadRequest for packing, for what Trainer cannot divide, and for what no framework can run."""
         if spec.packing:
             raise BadRequest("packing", "transformers' Trainer does not pack", "set packing=false or framework trl")
+        _check_division(spec)
         check_request(spec, read_samples(spec.data))
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
@@ -35,3 +37,15 @@ class TransformersAdapter:
     def read_log(self, output: Path, log: Path) -> tuple[LogRecord, ...]:
         """The Trainer's log."""
         return read_run_log(output, log)
+
+
+def _check_division(spec: RunSpec) -> None:
+    """Trainer on a CPU divides the rows and nothing else: it takes `fsdp` and trains with DDP without a word."""
+    for axis, found in (("tp_size", "tensor parallel"), ("ep_size", "expert parallel")):
+        if getattr(spec, axis) > 1:
+            remedy = f"set {axis}=1 or framework plain"
+            raise BadRequest(axis, f"transformers' Trainer refuses {found} on a CPU", remedy)
+    if spec.sharding == "fsdp2":
+        found = "fsdp2 is ignored by transformers' Trainer on a CPU, in silence"
+        raise BadRequest("sharding", found, "set sharding=ddp or framework plain")
+    check_processes(spec)

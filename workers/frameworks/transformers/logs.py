@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from checks.captures.log import LogRecord
 from checks.errors import CaptureError
-from workers.frameworks.logs import LogRecord
 
 STATE_FILE = "trainer_state.json"
 

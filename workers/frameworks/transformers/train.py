@@ -34,7 +34,7 @@ def main(path: str) -> None:
         data_collator=lambda batch: collate(batch, pad_token_id=find_pad_token(tokenizer)),
         processing_class=tokenizer,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=config.get("resume_from"))
     trainer.save_state()
 
 

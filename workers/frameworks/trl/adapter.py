@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from checks.captures.log import LogRecord
 from checks.errors import BadRequest
 from checks.samples import read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
-from workers.frameworks.logs import LogRecord
+from workers.frameworks.processes import refuse_processes
 from workers.frameworks.requests import check_request
 from workers.frameworks.trainer import build_config, read_run_log, write_run
 
@@ -28,6 +29,7 @@ class TrlAdapter:
         if spec.lora and "lm_head" in spec.lora_targets:
             found = "TRL computes log-probabilities from lm_head.weight directly and refuses an adapter on lm_head"
             raise BadRequest("lora_targets", found, "leave lm_head out")
+        refuse_processes(spec, framework="trl")
         check_request(spec, read_samples(spec.data))
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:

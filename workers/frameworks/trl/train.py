@@ -36,7 +36,7 @@ def main(path: str) -> None:
         processing_class=AutoTokenizer.from_pretrained(config["model"]),
         peft_config=peft_config,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=config.get("resume_from"))
     trainer.save_state()
 
 

@@ -1,0 +1,80 @@
+"""Healthy variants: what a run may choose without being wrong, over every tiny family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.detection.case import DATA, TWO_RUNS, Case
+from checks.errors import BadRequest
+from checks.models import FAMILIES
+from checks.roles import Role
+from workers.frameworks import adapter
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Settings that each family is run with."""
+
+    name: str
+    framework: str
+    settings: tuple[str, ...] = ()
+    data: str = DATA
+    resumed: bool = False
+    probed: bool = False
+
+
+PROBED = ("qwen3", "llama", "gemma3_text", "deepseek_v3", "glm4_moe", "qwen2")
+"""Families whose plain run is probed too: a probe's float64 reference up to 2,048 tokens costs ten times a step's."""
+
+RESUMED = ("qwen3", "llama", "gemma3_text", "qwen2", "mistral", "qwen3_5_text")
+"""Families whose plain run and whose adapters are saved and resumed too. transformers 5.24's Trainer does not load
+fused experts back (`checkpoint.resume` says so of qwen3_moe), so that mixtures of experts are no healthy variant."""
+
+SHAPES = (
+    Shape("plain", "transformers", resumed=True, probed=True),
+    Shape("one-row", "trl", ("batch=1", "accumulation=4")),
+    Shape("eager-sgd", "transformers", ("attention=eager", "batch=4", "accumulation=1", "optimizer=sgd", "lr=0.01")),
+    Shape("packed", "trl", ("packing=true",)),
+    Shape("bf16", "transformers", ("precision=bf16",)),
+    Shape("bf16-params", "trl", ("precision=bf16_params", "lr=0.01")),
+    Shape("lora", "transformers", ("lora=true", "batch=3", "accumulation=1"), resumed=True),
+    Shape("lora-packed", "trl", ("lora=true", "packing=true", "seed=3")),
+    Shape("checkpointed", "transformers", ("gradient_checkpointing=true", "seed=1"), "tulu3_sample"),
+    Shape("answers", "trl", ("assistant_only=true", "seed=2"), "tulu3_sample"),
+    Shape("warm-up", "transformers", ("assistant_only=true", "schedule=linear", "warmup_steps=1", "steps=4")),
+    Shape("momentum", "trl", ("optimizer=sgd", "momentum=0.9", "lr=0.01", "schedule=cosine", "batch=3", "seq_len=96")),
+    Shape("tools", "transformers", ("batch=1", "accumulation=3", "weight_decay=0.1", "seed=5"), "tools_sample"),
+)
+
+
+def list_healthy() -> Iterator[Case]:
+    """Every shape on every family that the framework can run it on, and two processes that share an epoch."""
+    for shape in SHAPES:
+        for family in FAMILIES:
+            name = f"healthy/{shape.name}/{family}"
+            case = Case(
+                name, shape.framework, family, shape.settings, data=shape.data, roles=_find_roles(shape, family)
+            )
+            if _can_run(case):
+                yield case
+    for family in ("qwen3", "llama"):
+        settings = ("dp_size=2", "sharding=ddp")
+        yield Case(f"healthy/two-ranks/{family}", "transformers", family, settings, roles=(Role.RUN,))
+
+
+def _find_roles(shape: Shape, family: str) -> tuple[Role, ...]:
+    wanted = {*TWO_RUNS}
+    if shape.resumed and family in RESUMED:
+        wanted.add(Role.RESUMED)
+    if shape.probed and family in PROBED:
+        wanted.add(Role.PROBED)
+    return tuple(role for role in Role if role in wanted)
+
+
+def _can_run(case: Case) -> bool:
+    try:
+        adapter(case.framework).check(case.spec())
+    except BadRequest:
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""The page of all checks, made of their docstrings, which are the only place where a check is described."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+from checks.check import Check
+from checks.registry import DEFAULT_CHECKS, by_level
+from checks.roles import Role
+
+_PARAGRAPH = re.compile(r"\n+(Reference|Catches|Cannot see|Cost):")
+
+_RUNS = {
+    Role.MERGED: "the same rows as one batch",
+    Role.RESUMED: "the run saved and resumed",
+    Role.PROBED: "the prepared model on chosen batches",
+}
+
+
+def render_checks() -> str:
+    """The whole page in Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Checks"
+    yield ""
+    yield "Made of the checks' own docstrings by `plumbline checks document`. Those marked ● are judged by default; the"
+    yield "others take further runs of the framework, and are asked for by name, by level or with `--checks all`."
+    for level, checks in by_level().items():
+        yield ""
+        yield f"## {level}"
+        for check in checks:
+            yield ""
+            yield from _describe(check)
+
+
+def _describe(check: Check) -> Iterator[str]:
+    yield f"### {check.name}{' ●' if check.name in DEFAULT_CHECKS else ''}"
+    yield ""
+    yield _PARAGRAPH.sub(r"\n\n**\1.**", inspect.cleandoc(check.description))
+    beside = [words for role, words in _RUNS.items() if role in check.roles]
+    if beside:
+        yield ""
+        yield f"**Runs.** The asked run, and {', and '.join(beside)}."

@@ -1,0 +1,60 @@
+"""The first token of every answer is masked.
+
+The mask begins one token late.
+
+Modelled on titan-chat-mask-off-by-one, https://github.com/pytorch/torchtitan/pull/2755
+Must be seen by data.mask.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SLUG = "answer-start-masked"
+
+IGNORED = -100
+
+
+def install() -> None:
+    """Change the labels behind the collator of every DataLoader."""
+    _after_collating(_mask_starts)
+
+
+def _mask_starts(batch: Any) -> None:
+    labels = batch["labels"]
+    before = labels.roll(1, dims=-1)
+    before[:, 0] = IGNORED
+    starts = (labels != IGNORED) & (before == IGNORED)
+    labels[starts] = IGNORED
+    _say(f"{int(starts.sum())} answers lose their first target")
+
+
+def _say(detail: str) -> None:
+    print(f"fault in force: {SLUG}: {detail}", file=sys.stderr, flush=True)
+
+
+def _after_collating(change: Callable[[Any], None]) -> None:
+    """Call `change(batch)` on what the collator of any torch DataLoader returns, once, before anyone else sees it."""
+    import torch.utils.data
+
+    begin = torch.utils.data.DataLoader.__init__
+
+    @functools.wraps(begin)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        collate = self.collate_fn
+        if getattr(collate, "changed", False):
+            return  # accelerate builds a second loader around the first one's collator
+
+        def collate_fn(rows: Any) -> Any:
+            batch = collate(rows)
+            change(batch)
+            return batch
+
+        setattr(collate_fn, "changed", True)  # noqa: B010 (functions have no such field)
+        self.collate_fn = collate_fn
+
+    setattr(torch.utils.data.DataLoader, "__init__", __init__)  # noqa: B010 (a method of a typed class)

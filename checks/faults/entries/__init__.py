@@ -1,0 +1,1 @@
+"""The registry's entries, by what they are about."""

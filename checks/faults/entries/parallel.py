@@ -1,0 +1,108 @@
+"""Faults of a step that is divided over several ranks."""
+
+from __future__ import annotations
+
+from checks.faults.entries.fault import Fault
+from checks.verdict import Pattern
+
+PARALLEL_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        slug="gradients-summed-over-ranks",
+        summary="the gradients of data-parallel ranks are added up and not averaged",
+        problem="automodel-seqcls-dp-overscale",
+        url="https://github.com/NVIDIA-NeMo/Automodel/issues/3846",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+    Fault(
+        slug="gradients-averaged-twice",
+        summary="the gradients of data-parallel ranks are divided by their number twice",
+        problem="ds-expert-grad-scale",
+        url="https://github.com/deepspeedai/DeepSpeed/pull/6546",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+    Fault(
+        slug="rank-left-out",
+        summary="the gradients of rank 1 are left out of the reduction",
+        problem="automodel-fsdp-unused-params-under-cp",
+        url="https://github.com/NVIDIA-NeMo/Automodel/pull/3414",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+    Fault(
+        slug="gradients-not-reduced",
+        summary="each data-parallel rank keeps the gradients of its own rows",
+        problem="automodel-hsdp-moe-replicas-unsynced",
+        url="https://github.com/NVIDIA-NeMo/Automodel/pull/3135",
+        check="parallel.replicas",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+    Fault(
+        slug="tokens-of-one-rank",
+        summary="each data-parallel rank divides its loss by its own tokens",
+        problem="hf-tokens-not-averaged-across-devices",
+        url="https://github.com/huggingface/transformers/pull/34373",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+    Fault(
+        slug="norm-of-one-rank",
+        summary="each rank clips by the norm of its own shards",
+        problem="mcore-grad-norm-undercount-ep-tp",
+        url="https://github.com/NVIDIA/Megatron-LM/pull/5916",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=fsdp2"),
+    ),
+    Fault(
+        slug="replica-drifts",
+        summary="rank 1 does not take the update of one norm weight",
+        problem="automodel-tp-replicas-drift",
+        url="https://github.com/NVIDIA-NeMo/Automodel/pull/3822",
+        check="parallel.replicas",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+    Fault(
+        slug="shard-of-another-rank",
+        summary="rank 1 starts with rank 0's slice of a weight",
+        problem="automodel-transposed-shard-placement",
+        url="https://github.com/NVIDIA-NeMo/Automodel/pull/1691",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=fsdp2"),
+    ),
+    Fault(
+        slug="row-bias-on-every-rank",
+        summary="the bias of a row-parallel layer is added once a rank",
+        problem=None,
+        url="https://github.com/huggingface/text-generation-inference/issues/1036",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("tp_size=2",),
+    ),
+    Fault(
+        slug="expert-output-dropped",
+        summary="the output of the first expert of rank 1 is dropped",
+        problem="automodel-ep-zero-token-experts-no-grad",
+        url="https://github.com/NVIDIA-NeMo/Automodel/pull/2995",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("ep_size=2",),
+    ),
+    Fault(
+        slug="same-rows-on-every-rank",
+        summary="every data-parallel rank trains on the rows of rank 0",
+        problem="accelerate-shuffle-not-synced",
+        url="https://github.com/huggingface/accelerate/pull/2694",
+        check="parallel.data",
+        pattern=Pattern.PARALLELISM,
+        settings=("dp_size=2", "sharding=ddp"),
+    ),
+)

@@ -1,0 +1,117 @@
+"""The switches that decide how numbers are computed are in force as they were asked, none accepted and ignored.
+
+Reference: the run spec. Compared with what the framework's process held at each captured step: the precision of
+float32 matrix products (full, not TF32), the attention kernel, autocast, the dtypes of parameters, gradients and
+optimizer state (master weights and moments in float32 unless bfloat16 parameters were asked), gradient checkpointing,
+adapters, training mode.
+Catches: flags that are accepted and ignored (checkpointing that does not recompute, adapters that were not added,
+another attention), TF32 switched on by a library, moments kept in bfloat16 while float32 was asked, an autocast that
+is missing or of another dtype.
+Cannot see: switches that leave no trace in the process, such as a kernel chosen inside an operator; whether the
+numbers are right (`step.gradients`).
+Cost: nothing beyond the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from checks.captures.capture import Capture
+from checks.check import Check, inconclusive
+from checks.material import Material
+from checks.references.model import AUTOCAST, PARAMETER_DTYPES
+from checks.verdict import Measurement, Pattern, Status, Verdict
+
+NAME = "environment.settings"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch: asked and in force, as texts."""
+
+    name: str
+    step: int | None
+    asked: str
+    in_force: str
+
+    @property
+    def holds(self) -> bool:
+        return self.asked == self.in_force
+
+
+def judge(material: Material) -> Verdict:
+    capture = material.capture
+    if capture is None or not capture.steps:
+        return inconclusive(NAME, material.why_not())
+    switches = [*_process(capture), *(s for step in capture.steps for s in _step(material, capture, step))]
+    wrong = [switch for switch in switches if not switch.holds]
+    measurements = (Measurement("switches not as asked", float(len(wrong)), 0.0, not wrong, unit="count"),)
+    evidence = {
+        "switches": [
+            {"switch": s.name, "step": s.step, "asked": s.asked, "in force": s.in_force, "status": _word(s)}
+            for s in switches
+        ]
+    }
+    if not wrong:
+        sentence = f"{len({switch.name for switch in switches})} switches are in force as asked"
+        return Verdict(NAME, Status.PASS, sentence, measurements, evidence=evidence)
+    first = wrong[0]
+    names = list(dict.fromkeys(switch.name for switch in wrong))
+    more = f"; so are {', '.join(names[1:4])}" if len(names) > 1 else ""
+    sentence = f"{first.name} is {first.in_force}, asked {first.asked}{more}"
+    precise = any(word in first.name for word in ("products", "dtype", "autocast"))
+    return Verdict(
+        NAME,
+        Status.FAIL,
+        sentence,
+        measurements,
+        pattern=Pattern.PRECISION if precise else Pattern.MODEL_DEFINITION,
+        first_wrong=first.name,
+        evidence=evidence,
+    )
+
+
+def _process(capture: Capture) -> Iterator[Switch]:
+    """What holds for the whole process; an older capture may not say."""
+    torch_settings = (capture.manifest.get("environment") or {}).get("torch") or {}
+    if "matmul_precision" in torch_settings:
+        yield Switch("precision of float32 matrix products", None, "highest", str(torch_settings["matmul_precision"]))
+
+
+def _step(material: Material, capture: Capture, step: int) -> Iterator[Switch]:
+    spec, record = material.spec, capture.step(step)
+    model = record.model
+    held = PARAMETER_DTYPES[spec.precision]
+    autocast = AUTOCAST[spec.precision]
+    if model.attention is not None:
+        yield Switch("attention", step, spec.attention, model.attention)
+    yield Switch("autocast", step, str(autocast), str(model.autocast or None))
+    yield Switch("training mode", step, "on", "on" if model.training else "off")
+    yield Switch("gradient checkpointing", step, _on(spec.gradient_checkpointing), _on(model.gradient_checkpointing))
+    adapted = any(".lora_" in name for name in record.trainable)
+    yield Switch("adapters", step, _on(spec.lora), _on(adapted))
+    yield Switch("dtype of parameters", step, str(held), _dtypes(model.parameter_dtypes))
+    yield Switch("dtype of gradients", step, str(held), _recorded(capture, step, "gradient"))
+    states = [record for record in capture.all_tensors(step, "optimizer_state") if record.field != "step"]
+    if states:
+        yield Switch("dtype of optimizer state", step, str(held), _dtypes(r.dtype for r in states))
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def _recorded(capture: Capture, step: int, kind: str) -> str:
+    return _dtypes(record.dtype for record in capture.all_tensors(step, kind))
+
+
+def _dtypes(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names))) or "none"
+
+
+def _word(switch: Switch) -> str:
+    return "as asked" if switch.holds else "not as asked"
+
+
+CHECK = Check(NAME, "every numeric switch is in force as asked", __doc__ or "", judge)

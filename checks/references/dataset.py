@@ -1,0 +1,102 @@
+"""The run's data set, rendered and tokenised without the framework, and what of each document is to be learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from checks.references.batch import Corpus
+from checks.references.conversation import Piece, find_pieces
+from checks.references.template import ChatTokenizer, load_tokenizer, render_document
+from checks.samples import Sample, read_samples
+from checks.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Marked:
+    """One document, a token each: the piece of the rendering that it begins in, and whether a run is to learn it.
+
+    `expected`: None where conventions differ, so that either is right. The first token has nothing before it that
+    could predict it and is None too.
+    """
+
+    pieces: tuple[Piece, ...]
+    expected: tuple[bool | None, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The samples with their texts and token lists, each whole; a run cuts them to their first `seq_len` tokens."""
+
+    samples: tuple[Sample, ...]
+    texts: tuple[str, ...]
+    documents: tuple[tuple[int, ...], ...]
+    tokenizer: ChatTokenizer
+    seq_len: int
+    assistant_only: bool
+
+    @property
+    def corpus(self) -> Corpus:
+        """The documents as the packed rows' boundaries are looked for in."""
+        return Corpus(self.documents, self.seq_len, self.tokenizer.pad_token_id)
+
+    def cut(self, index: int) -> tuple[int, ...]:
+        """The tokens of a sample that a run trains on."""
+        return self.documents[index][: self.seq_len]
+
+    def place(self, index: int) -> str:
+        """Where a sample stands in the file, for a person."""
+        line = self.samples[index].line
+        return f"sample {index + 1}" if line is None else f"sample {index + 1} (line {line})"
+
+    def mark(self, index: int) -> Marked:
+        """Say which tokens of a sample's document are to be learned.
+
+        Raises:
+            NoPieces: the turns' contents cannot be found in the rendering.
+        """
+        sample, text, ids = self.samples[index], self.texts[index], self.documents[index]
+        pieces = find_pieces(sample, text, self.tokenizer)
+        own = sample.form == "messages"
+        encoding = self.tokenizer.tokenizer.encode(text, add_special_tokens=not own)
+        found = [_find_overlap(pieces, start, stop) for start, stop in encoding.offsets]
+        # A special token of the tokenizer's own (a BOS) covers no character.
+        owners = tuple(overlap[0] if overlap else pieces[0] for overlap in found)
+        if not self.assistant_only:
+            return Marked(owners, (None, *[True] * (len(ids) - 1))[: len(ids)])
+        expected = [_agree([piece.learned for piece in overlap]) for overlap in found]
+        if sample.form == "prompt_completion":
+            # The last word of the prompt may be cut into other tokens when the completion follows.
+            alone = self.tokenizer.tokenizer.encode(sample.prompt).ids
+            shared = next((i for i, (a, b) in enumerate(zip(alone, ids, strict=False)) if a != b), len(alone))
+            expected = [None if i >= shared and kept is False else kept for i, kept in enumerate(expected)]
+        return Marked(owners, (None, *expected[1:]))
+
+
+def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
+    """Read and render every sample of a run's data; `now` is what a template is told that asks for the time.
+
+    Raises:
+        BadRequest: the checkpoint has no template or tokenizer to render with, or the template fails on a row.
+    """
+    tokenizer = load_tokenizer(spec.model, now=now)
+    samples = read_samples(spec.data)
+    rendered = [render_document(sample, tokenizer) for sample in samples]
+    return Dataset(
+        samples=samples,
+        texts=tuple(document.text for document in rendered),
+        documents=tuple(document.token_ids for document in rendered),
+        tokenizer=tokenizer,
+        seq_len=spec.seq_len,
+        assistant_only=spec.assistant_only,
+    )
+
+
+def _find_overlap(pieces: tuple[Piece, ...], start: int, stop: int) -> list[Piece]:
+    return [piece for piece in pieces if piece.start < stop and piece.stop > start]
+
+
+def _agree(votes: list[bool | None]) -> bool | None:
+    """What a token of several pieces is: what all say that say anything, None where they contradict."""
+    said = {vote for vote in votes if vote is not None}
+    return said.pop() if len(said) == 1 else None

@@ -1,0 +1,45 @@
+"""The runs that a validation can take beside the asked one, each with the run spec that it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from math import isqrt
+
+from checks.spec import RunSpec
+
+
+class Role(StrEnum):
+    """What a framework run is to its validation."""
+
+    RUN = "run"
+    """the asked run"""
+    MERGED = "merged"
+    """the same rows as one batch without accumulation"""
+    RESUMED = "resumed"
+    """the asked run, saved before its last step and taken up again by a new process"""
+    PROBED = "probed"
+    """the model as the framework prepared it, asked about batches that Plumbline chose"""
+    SINGLE = "single"
+    """the rows of all ranks, as micro-batches of one process"""
+
+
+def spec_of(role: Role, spec: RunSpec) -> RunSpec:
+    """The run spec of a role. The planner merges equal ones.
+
+    The merged run trains one step on the same rows: batch · accumulation rows at once. A run without accumulation is
+    compared with its rows split in as many micro-batches as divide them.
+    """
+    if role is Role.RESUMED:
+        return replace(spec, resume_after=spec.steps - 1)
+    if role is Role.PROBED:
+        return replace(spec, steps=1, accumulation=1, probed=True)
+    if role is Role.RUN:
+        return spec
+    if role is Role.SINGLE:
+        micro_batches = spec.accumulation * spec.dp_size
+        return replace(spec, dp_size=1, tp_size=1, ep_size=1, sharding="none", accumulation=micro_batches)
+    if spec.accumulation > 1:
+        return replace(spec, batch=spec.batch * spec.accumulation, accumulation=1, steps=1)
+    parts = next((n for n in range(2, isqrt(spec.batch) + 1) if spec.batch % n == 0), spec.batch)
+    return replace(spec, batch=spec.batch // parts, accumulation=parts, steps=1)
