@@ -16,6 +16,7 @@ _RUNS = {
     Role.MERGED: "the same rows as one batch",
     Role.RESUMED: "the run saved and resumed",
     Role.PROBED: "the prepared model on chosen batches",
+    Role.SINGLE: "the rows of all ranks in one process",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks.check import Check
-from checks.parallel.scope import why_not_over_ranks
+from checks.parallel.scope import why_not_over_ranks, why_not_resumed
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec
 
@@ -49,7 +49,7 @@ def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
     """Sort checks into judged and skipped, and merge what the judged ones need."""
     skipped, judged = [], []
     for check in checks:
-        reason = check.applies(spec) or why_not_over_ranks(check.name, spec)
+        reason = check.applies(spec) or why_not_over_ranks(check.name, spec) or why_not_resumed(check.roles, spec)
         if reason is None:
             judged.append(check)
         else:

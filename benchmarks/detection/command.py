@@ -78,7 +78,7 @@ def _run(cases: Sequence[Case], options: argparse.Namespace) -> tuple[Scores, bo
     left = [case for case in cases if case.name not in found or found[case.name].broken is not None]
     started = time.monotonic()
     if left:
-        import_everything()
+        import_everything(case.family for case in left)
     with file.open("a") as lines:
         if file.stat().st_size:
             lines.write("\n")  # after a line that was cut short; an empty one is nothing

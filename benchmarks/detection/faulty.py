@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from functools import cache
 
 from benchmarks.detection.case import TWO_RUNS, Case
 from benchmarks.detection.expected import DENSE, EXPECTED, Expected
@@ -13,13 +13,14 @@ from checks.registry import CHECKS
 from checks.roles import Role
 
 
-def list_faulty() -> Iterator[Case]:
+@cache
+def list_faulty() -> tuple[Case, ...]:
     """Every fault that an expectation is stated of, in one of the frameworks that it can act in."""
-    for fault in FAULTS:
-        if fault.slug not in EXPECTED:
-            continue
-        expected = EXPECTED[fault.slug]
-        yield make_case(fault, expected, choose_framework(fault.slug, expected.frameworks))
+    return tuple(
+        make_case(fault, EXPECTED[fault.slug], choose_framework(fault.slug, EXPECTED[fault.slug].frameworks))
+        for fault in FAULTS
+        if fault.slug in EXPECTED
+    )
 
 
 def make_case(fault: Fault, expected: Expected, framework: str) -> Case:

@@ -35,6 +35,8 @@ def fork(run: Callable[[], int], *, log: Path) -> int:
         os.dup2(devnull, 0)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        # Whoever captured this process's output by replacing these objects does not have the child's.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         tempfile.tempdir = None
         code = run()
     except SystemExit as ending:

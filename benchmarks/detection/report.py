@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.detection.causes import ALARM_CAUSES, CAUSES, LEFT_OUT
 from benchmarks.detection.score import DETECTED, NAMED, PLACED, PRECISION, FaultScore, Scores, rate_of
 from benchmarks.detection.split import HALVES, Half
 from checks.tolerance import VERSION
@@ -99,14 +100,18 @@ def list_misses(scores: Scores) -> Iterator[str]:
         for score in scores.faults:
             if score.half == half and score.why:
                 what = "missed" if not score.detected else "misnamed"
-                yield f"{what} ({half}, {score.precision}): {score.case}: {score.why}"
+                cause = CAUSES.get(score.slug)
+                because = f" (because {cause})" if cause else ""
+                yield f"{what} ({half}, {score.precision}): {score.case}: {score.why}{because}"
 
 
 def list_alarms(scores: Scores) -> Iterator[str]:
     """Every healthy run that a check failed, and every one that could not be judged."""
     for score in scores.healthy:
         if score.alarms:
-            yield f"false alarm ({score.half}, {score.precision}): {score.case}: {', '.join(score.alarms)}"
+            cause = ALARM_CAUSES.get(score.case)
+            because = f" (because {cause})" if cause else ""
+            yield f"false alarm ({score.half}, {score.precision}): {score.case}: {', '.join(score.alarms)}{because}"
         if score.broken:
             yield f"not judged ({score.half}): {score.case}: {score.broken}"
 
@@ -139,13 +144,18 @@ def _write_markdown(scores: Scores) -> Iterator[str]:
     yield (
         "Detected: any check fails. Right check: one that must. Right module or stage: a failing check names it, or, "
         "where only the stage can be named, the right check fails. First-named pattern: that of the first check that "
-        "fails, in reading order."
+        "fails, in reading order. A fault's pattern is that of the line that it changes on one machine, which is not "
+        "always its problem's: a reduction over ranks that goes wrong is, on one rank, a wrong scale."
     )
     yield ""
     yield "## Healthy runs"
     yield ""
     yield from (f"- {line}" for line in describe_healthy(scores))
     yield from (f"- {line}" for line in list_alarms(scores))
+    yield ""
+    yield "Left out, because they are not healthy:"
+    yield ""
+    yield from (f"- {variant}, {family}: {reason}" for (variant, family), reason in LEFT_OUT.items())
     yield ""
     yield "## Missed or misnamed"
     yield ""

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from benchmarks.detection.case import Case
 from benchmarks.detection.forking import POLL_S, TIMED_OUT, end_group, fork, read_exit
 from benchmarks.detection.judging import run_case
 from benchmarks.detection.result import CaseResult, parse_result
-from checks.models import FAMILIES, resolve_model
+from checks.models import resolve_model
 
 PRELOADED = (
     "transformers.models.auto.modeling_auto",
@@ -34,15 +34,15 @@ CASE_LIMIT_S = 240.0
 REFERENCES = "references"
 
 
-def import_everything() -> None:
-    """Pay once, before the forks, for imports, for the tiny models' files and for what the first model loaded costs."""
+def import_everything(families: Iterable[str]) -> None:
+    """Pay once, before the forks, for imports, for the tiny models' files and for what a family's first load costs."""
     for name in PRELOADED:
         import_module(name)
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer  # noqa: F401
     from trl import SFTConfig, SFTTrainer  # noqa: F401
 
     torch.set_num_threads(1)
-    for family in FAMILIES:
+    for family in sorted(set(families)):
         path = resolve_model(f"tiny:{family}").path
         AutoModelForCausalLM.from_pretrained(path)
         AutoTokenizer.from_pretrained(path)

@@ -38,9 +38,7 @@ def judge(material: Material) -> Verdict:
     acts = bool(asked)
     measurements = (
         Measurement("training mode, twice", moved, threshold, (moved > threshold) is acts, floor, unit="nats"),
-        Measurement(
-            "against evaluation mode", shifted, threshold, (shifted > threshold) is acts, floor, unit="nats"
-        ),
+        Measurement("against evaluation mode", shifted, threshold, (shifted > threshold) is acts, floor, unit="nats"),
     )
     limits = {"token": relative_limit(threshold, [probes[ONCE]])}
     evidence = {"asked": asked}

@@ -156,8 +156,8 @@ def _tensor_record(entry: Mapping[str, Any], header: Mapping[str, StoredTensor],
         global_shape=tuple(entry["global_shape"]),
         stats=entry["stats"],
         representations=stored,
-        where=tuple((int(start), int(stop)) for start, stop in entry["slice"]),
-        placement=entry["placement"],
+        where=tuple((int(a), int(b)) for a, b in entry.get("slice") or [(0, size) for size in entry["global_shape"]]),
+        placement=entry.get("placement") or {},
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from checks.roles import Role
 from checks.spec import RunSpec
 
 OVER_RANKS = frozenset(
@@ -21,6 +24,13 @@ def why_not_over_ranks(name: str, spec: RunSpec) -> str | None:
         f"the run is of {spec.processes} processes and this check reads one; parallel.gradients holds their step "
         "against a run of one process"
     )
+
+
+def why_not_resumed(roles: Sequence[Role], spec: RunSpec) -> str | None:
+    """The reason why a check that resumes the run has nothing to say on a framework that saves nothing."""
+    if Role.RESUMED in roles and spec.framework == "plain":
+        return "the plain loop saves nothing that could be resumed"
+    return None
 
 
 def why_not_alone(spec: RunSpec) -> str | None:

@@ -57,6 +57,7 @@ class RunRole(models.TextChoices):
     MERGED = "merged", "run on merged rows"
     RESUMED = "resumed", "run saved and resumed"
     PROBED = "probed", "model on chosen batches"
+    SINGLE = "single", "rows of all ranks in one process"
     SECOND_PASS = "second-pass", "second pass, modules recorded"
     THIRD_PASS = "third-pass", "third pass, parts of one layer recorded"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.detection.case import Case
+from benchmarks.detection.causes import ALARM_CAUSES, CAUSES, LEFT_OUT
 from benchmarks.detection.command import choose_cases, main
 from benchmarks.detection.expected import EXPECTED
 from benchmarks.detection.faulty import choose_family, choose_framework, list_faulty
@@ -64,7 +65,7 @@ def test_every_fault_of_one_process_has_an_expectation_and_none_is_left_of_a_fau
     assert set(EXPECTED) <= {each.slug for each in FAULTS}
     others = [each for each in FAULTS if each.slug not in EXPECTED]
     assert {each.check.split(".")[0] for each in others} <= {"parallel"}
-    assert len(list(list_faulty())) == len(EXPECTED) >= 60
+    assert len(list_faulty()) == len(EXPECTED) >= 60
 
 
 def test_every_faulty_case_can_be_run_and_has_the_runs_that_its_checks_read() -> None:
@@ -79,7 +80,7 @@ def test_every_faulty_case_can_be_run_and_has_the_runs_that_its_checks_read() ->
 
 
 def test_healthy_variants_are_many_and_of_every_family_precision_and_framework() -> None:
-    cases = list(list_healthy())
+    cases = list_healthy()
     assert len({case.name for case in cases}) == len(cases) >= 120
     specs = [case.spec() for case in cases]
     assert {case.family for case in cases} == set(FAMILIES)
@@ -90,6 +91,12 @@ def test_healthy_variants_are_many_and_of_every_family_precision_and_framework()
     for name in ("packing", "lora", "gradient_checkpointing", "assistant_only"):
         assert {getattr(spec, name) for spec in specs} == {False, True}, name
     assert {role for case in cases for role in case.roles} == {Role.RUN, Role.MERGED, Role.RESUMED, Role.PROBED}
+
+
+def test_causes_are_stated_of_cases_that_there_are() -> None:
+    assert set(CAUSES) <= set(EXPECTED)
+    assert set(ALARM_CAUSES) <= {case.name for case in list_healthy()}
+    assert not any(case.spec().packing and ("packed", case.family) in LEFT_OUT for case in list_healthy())
 
 
 def test_the_split_is_what_it_was() -> None:
@@ -297,7 +304,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_cases_are_chosen_by_a_part_of_their_name() -> None:
     assert [case.name for case in choose_cases(["healthy/plain/llama"])] == ["healthy/plain/llama"]
-    assert len(choose_cases([])) == len(EXPECTED) + len(list(list_healthy()))
+    assert len(choose_cases([])) == len(EXPECTED) + len(list_healthy())
     with pytest.raises(BadRequest, match="no case has 'plian' in its name"):
         choose_cases(["plian"])
 
@@ -331,33 +338,32 @@ def test_a_fork_ends_with_its_own_code_or_at_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, CaseResult], str]:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CaseResult]:
     """A fault and a healthy run through the forks, and a second command that finds both done."""
     out = tmp_path_factory.mktemp("detection") / "out"
     names = ("fault/weight-scaled", "healthy/one-row/qwen2")
-    command = [sys.executable, "-m", "benchmarks.detection", "--out", str(out), "--resume", "--cores", "1"]
-    command += [part for name in names for part in ("--only", name)]
-    for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return read_results(out / "results.jsonl"), done.stdout
+    arguments = ["--out", str(out), "--resume", "--cores", "1", *(part for name in names for part in ("--only", name))]
+    command = [sys.executable, "-m", "benchmarks.detection", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (out / "results.jsonl").read_text().split()
+    assert main(arguments) == 0
+    assert (out / "results.jsonl").read_text().split() == lines
+    return read_results(out / "results.jsonl")
 
 
-def test_the_forked_runner_sees_a_fault_and_passes_a_healthy_run(
-    outcome: tuple[Mapping[str, CaseResult], str],
-) -> None:
-    results, printed = outcome
-    (slug,) = [name for name in results if name.startswith("fault/")]
-    wrong, healthy = results[slug], results["healthy/one-row/qwen2"]
+def test_the_forked_runner_sees_a_fault_and_passes_a_healthy_run(outcome: Mapping[str, CaseResult]) -> None:
+    (slug,) = [name for name in outcome if name.startswith("fault/")]
+    wrong, healthy = outcome[slug], outcome["healthy/one-row/qwen2"]
     assert wrong.took_effect is True
     first = wrong.failures[0]
     assert (first.check, first.pattern) == ("step.settings", "state-transfer")
     assert first.first_wrong == "model.layers.0.mlp.down_proj.weight"
-    assert {check.check for check in wrong.failures} == {"step.settings", "step.loss", "step.gradients"}
+    said = {check.check: check.sentence for check in wrong.failures}
+    assert set(said) == {"step.settings", "step.loss", "step.gradients"}, said
     assert healthy.took_effect is None
     assert healthy.failures == ()
     passed = {check.check for check in healthy.checks if check.status == "pass"}
-    assert {"run.completes", "data.mask", "step.gradients", "step.accumulation", "model.definition"} <= passed
+    assert {"run.completes", "data.mask", "step.gradients", "step.accumulation", "step.update"} <= passed
     assert all(check.megabytes > 1.0 for check in healthy.checks)
     assert healthy.fingerprint != wrong.fingerprint
-    assert "1/2" not in printed  # the second command ran nothing

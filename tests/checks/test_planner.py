@@ -18,6 +18,7 @@ from workers.planner import make_plan
 SPEC = RunSpec("transformers", Path("model"), Path("data"))
 ALL = tuple(CHECKS.values())
 DEFAULT = find_checks(None)
+PARALLEL = ("parallel.data", "parallel.replicas", "parallel.gradients")
 
 
 def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
@@ -26,7 +27,7 @@ def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
     run, merged = plan.runs
     assert run.spec == SPEC
     assert merged.spec == replace(SPEC, batch=4, accumulation=1, steps=1)
-    assert set(run.checks) == {check.name for check in DEFAULT} - {"data.packing", "convergence.health"}
+    assert set(run.checks) == {check.name for check in DEFAULT} - {"data.packing", "convergence.health", *PARALLEL}
     assert merged.checks == ("step.accumulation",)
     assert (run.captured_steps, merged.captured_steps) == ((1, 3), (1,))
 
@@ -44,10 +45,12 @@ def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
     plan = make_plan(SPEC, DEFAULT)
     assert [(check.name, reason) for check, reason in plan.skipped] == [
         ("data.packing", "the run does not pack (packing=false)"),
+        *((name, "the run is of one process") for name in PARALLEL),
         ("convergence.health", "3 steps are too few to tell training from noise; set steps=20 or more"),
     ]
     assert "data.packing" not in [check.name for check in plan.judged]
-    assert make_plan(replace(SPEC, packing=True, steps=20), DEFAULT).skipped == ()
+    packed = make_plan(replace(SPEC, packing=True, steps=20), DEFAULT)
+    assert [check.name for check, _ in packed.skipped] == list(PARALLEL)
     alone = make_plan(replace(SPEC, batch=1, accumulation=1), find_checks(("step.accumulation",)))
     assert (alone.runs, alone.judged) == ((), ())
     assert alone.skipped[0][1] == "one row a step cannot be split"

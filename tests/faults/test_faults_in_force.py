@@ -28,8 +28,8 @@ AT_THE_TRAINER = (
     "adapter-frozen",
 )
 CASES = {
-    # Those of a saved and resumed run are shown in tests/frameworks/test_resume.py, those of the data beside the checks
-    # that see them, tests/checks/test_data_*.py, and all of them by benchmarks.detection.
+    # Those of a saved and resumed run are shown in tests/checks/test_checkpoint_faults.py, those of the data beside
+    # the checks that see them, tests/checks/test_data_*.py, and all of them by benchmarks.detection.
     "transformers": (
         *AT_THE_TRAINER,
         *("rmsnorm-eps", "attention-scale", "weight-scaled", "head-scaled", "one-expert-scaled"),

@@ -29,7 +29,8 @@ def test_both_frameworks_are_known_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("transfomers", "use transformers."), ("TRL", "use trl."), ("", "use transformers or trl.")]
+    ("name", "remedy"),
+    [("transfomers", "use transformers."), ("TRL", "use trl."), ("", "use plain or transformers or trl.")],
 )
 def test_an_unknown_framework_gets_the_nearest_name(name: str, remedy: str) -> None:
     with pytest.raises(BadRequest) as caught:

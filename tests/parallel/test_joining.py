@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbline_capture.sketch import row_norms, sketch
 
+from checks.captures.capture import open_capture
+from checks.errors import CaptureError
 from checks.parallel.joining import join_ranks
 from checks.parallel.parts import part_error, same
 from checks.parallel.tensors import NotJoined
@@ -196,3 +199,21 @@ def test_a_rank_is_described_with_what_it_holds(tmp_path: Path) -> None:
     tensors = join_ranks(make_capture(tmp_path / "c", parts), 1, processes=2, dp_size=2).tensors("gradient")
     assert [part.describe() for part in tensors[W, None].parts] == ["rank 0, [0:2, 0:3]", "rank 1, [2:4, 0:3]"]
     assert [part.describe() for part in tensors["b", None].parts] == ["rank 0", "rank 1"]
+
+
+def test_a_file_that_is_gone_is_named_with_its_rank(tmp_path: Path) -> None:
+    make_capture(tmp_path / "c", [RankPart(rank, (Held(W, draw(2, 2)),)) for rank in range(2)])
+    (tmp_path / "c" / "step00001-rank00001.safetensors").unlink()
+    with pytest.raises(CaptureError, match=r"step00001-rank00001\.safetensors"):
+        open_capture(tmp_path / "c")
+
+
+def test_a_norm_that_is_spread_over_ranks_is_read_as_unknown(tmp_path: Path) -> None:
+    make_capture(tmp_path / "c", [RankPart(0, (Held(W, draw(2, 2)),), norm=2.0)])
+    file = tmp_path / "c" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["ranks"][0]["steps"][0]["clips"][0] |= {"total_norm": None, "factor": None}
+    file.write_text(json.dumps(manifest))
+    (clip,) = open_capture(tmp_path / "c").step(1).clips
+    assert math.isnan(clip.total_norm)
+    assert math.isnan(clip.factor)

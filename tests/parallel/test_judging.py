@@ -222,3 +222,8 @@ def test_a_run_of_two_processes_skips_what_reads_one_and_says_what_does_instead(
         "the run is of 2 processes and this check reads one; parallel.gradients holds their step against a run of one "
         "process"
     )
+
+
+def test_what_is_resumed_is_skipped_where_the_framework_saves_nothing() -> None:
+    (skipped,) = make_plan(run_spec(), [CHECKS["checkpoint.resume"]]).skipped
+    assert skipped[1] == "the plain loop saves nothing that could be resumed"

@@ -18,8 +18,10 @@ from workers.frameworks.trainer import read_run_log, write_run
 DRIVER = Path(__file__).with_name("train.py")
 DENSE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """families whose attention and MLP have the matrices that the driver divides, and nothing else that must be divided"""
-EXPERTS = {"qwen3_moe": "num_experts", "deepseek_v3": "n_routed_experts", "glm4_moe": "n_routed_experts"}
-"""families whose experts are two stacked matrices without biases → the config's name for their number"""
+EXPERTS = frozenset({"qwen3_moe", "deepseek_v3", "glm4_moe"})
+"""families whose experts are two stacked matrices without biases"""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""names of a config for the number of experts: older and newer files of one family differ"""
 COPIED = (
     *("seed", "seq_len", "assistant_only", "attention", "batch", "accumulation", "steps", "optimizer", "lr", "beta1"),
     *("beta2", "eps", "weight_decay", "momentum", "max_grad_norm", "schedule", "warmup_steps", "sharding"),
@@ -72,14 +74,16 @@ def _check_division(spec: RunSpec) -> None:
     if spec.ep_size > 1:
         if family not in EXPERTS:
             raise BadRequest("ep_size", f"the plain loop cannot divide experts of {family}", _name("ep", EXPERTS))
-        _check_divisible("ep_size", spec.ep_size, EXPERTS[family], config.get(EXPERTS[family]))
+        field = next((name for name in EXPERT_COUNTS if name in config), EXPERT_COUNTS[0])
+        _check_divisible("ep_size", spec.ep_size, field, config.get(field))
 
 
-def _name(axis: str, families: object) -> str:
-    assert isinstance(families, frozenset | dict)
+def _name(axis: str, families: frozenset[str]) -> str:
     return f"set {axis}_size=1 or give a model of {', '.join(sorted(families))}"
 
 
 def _check_divisible(axis: str, degree: int, field: str, value: object) -> None:
-    if isinstance(value, int) and value % degree:
+    if not isinstance(value, int):
+        raise BadRequest(axis, f"config.json does not state {field}", f"state it, or set {axis}=1")
+    if value % degree:
         raise BadRequest(axis, f"{degree} does not divide {field} {value}", f"set {axis} to a divisor of {value}")
