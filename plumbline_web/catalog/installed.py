@@ -17,6 +17,7 @@ from workers.frameworks import names
 TITLES: Mapping[str, tuple[str, str]] = {
     "transformers": ("Hugging Face Trainer", "transformers"),
     "trl": ("TRL", "trl"),
+    "plain": ("Plain torch loop", "torch"),
 }
 """adapter → title, distribution on the package index"""
 

@@ -10,6 +10,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Adapters", ("lora", "lora_r", "lora_alpha", "lora_targets")),
     ("Optimizer", ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "max_grad_norm")),
     ("Schedule and seed", ("schedule", "warmup_steps", "seed")),
+    ("Processes", ("dp_size", "tp_size", "ep_size", "sharding")),
 )
 """Settings that are named in no group come in one of their own, so that a new one is never missing."""
 
@@ -26,4 +27,8 @@ HELP: Mapping[str, str] = {
     "lora_targets": "names of modules, separated by commas",
     "momentum": "of sgd",
     "gradient_checkpointing": "recompute activations in the backward pass",
+    "dp_size": "processes that each train on rows of their own",
+    "tp_size": "processes that share every weight matrix; framework plain",
+    "ep_size": "processes that share the experts; framework plain",
+    "sharding": "what data-parallel processes hold: ddp, all of the model; fsdp2, a part of each parameter",
 }

@@ -133,6 +133,6 @@ Computer().run("judge", order=there / "fifo", answer=there / "answer", log=there
 def test_an_order_reads_back_as_it_was_written(tmp_path: Path) -> None:
     document = json.loads(order(tmp_path).read_text())
     read = read_judge_order(document)
-    assert read.run == CRASHED
+    assert read.runs == {"run": CRASHED}
     spec = read_spec(document["spec"])
     assert spec == RunSpec("transformers", resolve_model("tiny:qwen3").path, resolve_data("gsm8k_sample"))
