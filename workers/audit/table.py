@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +17,7 @@ SILENT, LOUD = "▲ silent", "● shows itself"
 
 def print_audit(audit: Audit, *, console: Console) -> None:
     """Print the table, the lines that were not judged, and the counts."""
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if not console.is_terminal:
         console.width = WIDTH
     inventory = audit.inventory
     console.print(Text(clean_text(f"{inventory.source}: {len(inventory.packages)} packages"), style="bold"))
