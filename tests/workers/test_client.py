@@ -310,7 +310,7 @@ def test_a_real_worker_serves_the_command(live_server: LiveServer, secret: str, 
     empty_queues()
     with worker(tmp_path / "w.log"):
         process = start(live_server.url, secret, *ASKED, "--json", str(tmp_path / "result.json"))
-        out, error = process.communicate(timeout=240)
+        out, error = process.communicate(timeout=400)
     assert process.returncode == 0, error
     assert "● pass" in out
     document = json.loads((tmp_path / "result.json").read_text())
