@@ -11,6 +11,7 @@ from checks.probes.answers import Answer
 from checks.references.batch import MicroBatch
 from checks.references.dataset import Dataset
 from checks.references.definition import Definition
+from checks.references.optimizer import learning_rate
 from checks.references.reference import Reference
 from checks.roles import Role
 from checks.spec import RunSpec
@@ -75,6 +76,13 @@ class Material:
         """What a run beside the asked one recorded; None where it did not run or left nothing readable."""
         outcome = self.others.get(role)
         return None if outcome is None else outcome.capture
+
+    def asked_rate(self, step: int) -> float:
+        """The learning rate that the asked schedule gives the `step`-th update."""
+        spec = self.spec
+        return learning_rate(
+            spec.schedule, step, base_lr=spec.lr, warmup_steps=spec.warmup_steps, total_steps=self.total_steps
+        )
 
     def why_not(self, step: int | None = None) -> str:
         """The reason why there is nothing trusted to compare with."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import BinaryIO, Literal
 from checks.errors import BadRequest
 from workers.frameworks.base import Launch
 from workers.last_error import read_last_error
+from workers.recorder_command import build_command
 from workers.sandbox import GRACE_S, Sandbox, scrub_environment
 
 Ending = Literal["completed", "failed", "timed_out", "out_of_memory", "cancelled"]
@@ -48,33 +48,6 @@ class FrameworkRun:
     peak_memory_bytes: int
     last_error: str | None
     """the last line of the log's last traceback and its innermost frame"""
-
-
-def build_command(
-    launch: Launch,
-    *,
-    out: Path,
-    steps: Sequence[int],
-    full: bool = False,
-    modules: str | None = None,
-    preload: Sequence[Path] = (),
-) -> list[str]:
-    """The argument list that runs `launch.command` with the recorder in front."""
-    command = [sys.executable, "-m", "plumbline_capture", "run", "--out", str(out)]
-    command += ["--steps", ",".join(map(str, steps))]
-    if full:
-        command += ["--full"]
-    if modules is not None:
-        command += ["--modules", modules]
-    if launch.full_parameters:
-        command += ["--full-parameters", launch.full_parameters]
-    for file in preload:
-        command += ["--preload", str(file)]
-    if launch.probes is not None:
-        command += ["--probes", str(launch.probes)]
-    for directory in launch.checkpoints:
-        command += ["--checkpoint", str(directory)]
-    return [*command, "--", *launch.command]
 
 
 def run_framework(

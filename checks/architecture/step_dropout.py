@@ -18,7 +18,7 @@ import torch
 from checks.check import Check, inconclusive
 from checks.material import Material
 from checks.probes.answers import relative_limit
-from checks.probes.plan import ONCE, TRAINED, TRAINED_AGAIN, read_config
+from checks.probes.plan import ONCE, TRAINED, TRAINED_AGAIN, read_text_config
 from checks.roles import Role
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -30,7 +30,7 @@ def judge(material: Material) -> Verdict:
     probes = material.probes
     if not {ONCE, TRAINED, TRAINED_AGAIN} <= set(probes):
         return inconclusive(NAME, material.no_probes or "the model was not asked in training mode")
-    asked = dropouts(read_config(material.spec.model))
+    asked = dropouts(read_text_config(material.spec.model))
     moved = _largest(probes[TRAINED].log_probs - probes[TRAINED_AGAIN].log_probs)
     shifted = _largest(probes[TRAINED].log_probs - probes[ONCE].log_probs)
     floor = float(probes[ONCE].floor.max())

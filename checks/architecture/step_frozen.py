@@ -17,7 +17,6 @@ import math
 from checks.captures.capture import Capture
 from checks.check import Check, inconclusive
 from checks.material import Material
-from checks.references.optimizer import learning_rate
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "step.frozen"
@@ -34,7 +33,7 @@ def judge(material: Material) -> Verdict:
     moved = _movements(capture, first, last)
     if not moved:
         return inconclusive(NAME, "no parameter was recorded both before the first step and after the last")
-    rates = [_rate(material, step) for step in range(first, last + 1)]
+    rates = [material.asked_rate(step) for step in range(first, last + 1)]
     may_move = any(rate > 0.0 for rate in rates)
     still_trained = sorted(name for name, by in moved.items() if name in asked and by <= SAME and may_move)
     still_trained = [name for name in still_trained if _had_gradient(capture, name)]
@@ -102,13 +101,6 @@ def _movements(capture: Capture, first: int, last: int) -> dict[str, float]:
 def _had_gradient(capture: Capture, name: str) -> bool:
     gradients = [capture.tensors(step, "gradient").get(name) for step in capture.steps]
     return any(record is not None and record.norm > 0.0 for record in gradients)
-
-
-def _rate(material: Material, step: int) -> float:
-    spec = material.spec
-    return learning_rate(
-        spec.schedule, step, base_lr=spec.lr, warmup_steps=spec.warmup_steps, total_steps=material.total_steps
-    )
 
 
 CHECK = Check(NAME, "what is trained moves, and what is frozen does not", __doc__ or "", judge)

@@ -20,7 +20,7 @@ from checks.check import Check, inconclusive
 from checks.material import Material
 from checks.plot import Curve, Plot, to_evidence
 from checks.probes.answers import Answer, relative_limit
-from checks.probes.plan import LENGTH, plan_lengths, read_config
+from checks.probes.plan import LENGTH, plan_lengths, read_text_config
 from checks.roles import Role
 from checks.tolerance import MULTIPLES, USEFUL_TOKEN_LIMIT
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -37,7 +37,7 @@ def judge(material: Material) -> Verdict:
     measurements = tuple(_measure(answer, multiple) for answer in answers)
     judged = sum(int((~answer.exact.isnan()).sum()) for answer in answers)
     asked = sum(answer.exact.numel() for answer in answers)
-    plan = plan_lengths(read_config(material.spec.model))
+    plan = plan_lengths(read_text_config(material.spec.model))
     evidence = {
         "lengths": [
             [answer.input_ids.shape[1], plan.lengths.get(answer.input_ids.shape[1], ""), m.value, m.threshold]

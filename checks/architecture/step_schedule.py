@@ -18,7 +18,6 @@ from checks.captures.capture import Capture
 from checks.check import Check, inconclusive
 from checks.material import Material
 from checks.plot import Curve, Plot, to_evidence
-from checks.references.optimizer import learning_rate
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "step.schedule"
@@ -32,7 +31,7 @@ def judge(material: Material) -> Verdict:
         return inconclusive(NAME, material.why_not())
     rates = list(_rates(capture))
     logged = {record.step for record in capture.log if record.learning_rate is not None}
-    lines = [(step, where, rate, _asked(material, step)) for step, where, rate in rates]
+    lines = [(step, where, rate, material.asked_rate(step)) for step, where, rate in rates]
     measurements = tuple(
         Measurement(f"{where} at step {step}", _off(rate, asked), TOLERANCE, _off(rate, asked) <= TOLERANCE)
         for step, where, rate, asked in lines
@@ -77,7 +76,7 @@ def _draw(material: Material, capture: Capture) -> Plot:
         "step",
         "learning rate",
         (
-            Curve("asked", steps, [_asked(material, int(step)) for step in steps]),
+            Curve("asked", steps, [material.asked_rate(int(step)) for step in steps]),
             Curve(
                 "logged", [float(r.step) for r in capture.log], [r.learning_rate for r in capture.log], style="points"
             ),
@@ -97,13 +96,6 @@ def _rates(capture: Capture) -> Iterator[tuple[int, str, float]]:
                 yield step, f"group {number} of the optimizer", float(rate)
 
 
-def _asked(material: Material, step: int) -> float:
-    spec = material.spec
-    return learning_rate(
-        spec.schedule, step, base_lr=spec.lr, warmup_steps=spec.warmup_steps, total_steps=material.total_steps
-    )
-
-
 def _off(rate: float, asked: float) -> float:
     """Relative to the asked rate; 0 asked and given is right."""
     if rate == asked:
@@ -117,7 +109,7 @@ def _explain(material: Material, lines: list[tuple[int, str, float, float]]) -> 
         return ""
     for shift in (1, -1, 2, -2):
         shifted = [(rate, step + shift) for step, _, rate, _ in lines if step + shift >= 1]
-        if shifted and all(_off(rate, _asked(material, step)) <= TOLERANCE for rate, step in shifted):
+        if shifted and all(_off(rate, material.asked_rate(step)) <= TOLERANCE for rate, step in shifted):
             steps = f"{abs(shift)} step{'s' * (abs(shift) > 1)}"
             return f"every rate is that of {steps} {'later' if shift > 0 else 'earlier'}; "
     return ""

@@ -19,7 +19,6 @@ from checks.captures.blocks import kind_of
 from checks.captures.capture import Capture
 from checks.check import Check, inconclusive
 from checks.material import Material
-from checks.references.optimizer import learning_rate
 from checks.references.update import ParameterUpdate, expected_clip_factor, replay_update
 from checks.tolerance import MULTIPLES, USEFUL_TENSOR_LIMIT
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -55,7 +54,7 @@ def judge(material: Material) -> Verdict:
             first_wrong=untrained[0],
             evidence={"untrained": list(untrained)},
         )
-    steps = [step for step in capture.steps if _asked_rate(material, step) > 0.0]
+    steps = [step for step in capture.steps if material.asked_rate(step) > 0.0]
     if not steps:
         return inconclusive(
             NAME, "the learning rate is 0 at every captured step; capture a step after warm-up (steps=…)"
@@ -92,7 +91,7 @@ def _judge_step(material: Material, capture: Capture, step: int) -> Verdict:
         "scales": {name: update.scale for name, update in updates.items()},
         "cosines": {name: update.cosine for name, update in updates.items()},
         "settings": [str(m) for m in mismatches],
-        "learning_rate": _asked_rate(material, step),
+        "learning_rate": material.asked_rate(step),
         "clip_factor": expected_clip_factor(spec, capture, step),
     }
     wrong = [m for m in measurements if not m.holds]
@@ -131,7 +130,7 @@ def find_setting_mismatches(material: Material, capture: Capture, step: int) -> 
     """Settings in force in the optimizer's groups, and of clipping, that are not the asked ones."""
     spec = material.spec
     record = capture.step(step)
-    wanted = {"lr": _asked_rate(material, step)}
+    wanted = {"lr": material.asked_rate(step)}
     if spec.optimizer == "adamw":
         wanted["eps"] = spec.eps
     else:
@@ -226,13 +225,6 @@ def _show(value: object) -> str:
 
 def _group_name(parameters: Sequence[str]) -> str:
     return f"the group of {parameters[0]}" if parameters else "an empty group"
-
-
-def _asked_rate(material: Material, step: int) -> float:
-    spec = material.spec
-    return learning_rate(
-        spec.schedule, step, base_lr=spec.lr, warmup_steps=spec.warmup_steps, total_steps=material.total_steps
-    )
 
 
 def _is_frozen(capture: Capture, name: str) -> bool:

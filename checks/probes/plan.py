@@ -11,7 +11,7 @@ from typing import Any
 
 from plumbline_capture.probe_file import DECODE, FORWARD, TRAINING
 
-from checks.errors import BadRequest
+from checks.models.checkpoint import read_config
 
 LENGTH = "length"
 PADDED_RIGHT, PADDED_LEFT = "padded right", "padded left"
@@ -54,7 +54,7 @@ class LengthPlan:
 
 def plan_probes(model: Path) -> tuple[Probe, ...]:
     """Every probe for a checkpoint's config, the same ones each time."""
-    config = read_config(model)
+    config = read_text_config(model)
     tokens = _Tokens(config)
     return (
         *(Probe(f"{LENGTH} {n}", FORWARD, {"input_ids": [tokens.row(n)]}) for n in plan_lengths(config).lengths),
@@ -70,19 +70,9 @@ def write_probes(probes: tuple[Probe, ...], file: Path) -> None:
     file.write_text(json.dumps([{"name": p.name, "kind": p.kind, "inputs": p.inputs} for p in probes]))
 
 
-def read_config(model: Path) -> Mapping[str, Any]:
-    """The text model's part of a checkpoint's config.json.
-
-    Raises:
-        BadRequest: there is none, or it is not a JSON object.
-    """
-    file = model / "config.json"
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise BadRequest("model", f"{file} cannot be read ({error})", "give a complete checkpoint") from error
-    if not isinstance(content, dict):
-        raise BadRequest("model", f"{file} is not a JSON object", "give a complete checkpoint")
+def read_text_config(model: Path) -> Mapping[str, Any]:
+    """The text model's part of a checkpoint's config.json; raises BadRequest as `read_config` does."""
+    content = read_config(model)
     text = content.get("text_config")
     return text if isinstance(text, dict) else content
 

@@ -154,8 +154,8 @@ def test_dropout_that_nobody_asked_for_fails(probed: Material) -> None:
 
 
 def test_dropout_that_was_asked_for_must_act(probed: Material, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {**step_dropout.read_config(probed.spec.model), "attention_dropout": 0.1}
-    monkeypatch.setattr(step_dropout, "read_config", lambda model: config)
+    config = {**step_dropout.read_text_config(probed.spec.model), "attention_dropout": 0.1}
+    monkeypatch.setattr(step_dropout, "read_text_config", lambda model: config)
     verdict = step_dropout.judge(probed)
     assert (verdict.status, verdict.first_wrong) == (Status.FAIL, "attention_dropout")
     assert verdict.sentence == "attention_dropout 0.1 is asked, but training mode gives the same numbers twice"

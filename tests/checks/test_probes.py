@@ -24,7 +24,7 @@ from checks.probes.plan import (
     TOKENS,
     plan_lengths,
     plan_probes,
-    read_config,
+    read_text_config,
     write_probes,
 )
 from checks.roles import Role
@@ -61,7 +61,7 @@ def test_probes_are_the_same_each_time_and_hold_no_special_token() -> None:
     tokens = {
         token for probe in probes if "padded" not in probe.name for row in probe.inputs["input_ids"] for token in row
     }
-    config = read_config(model)
+    config = read_text_config(model)
     assert not tokens & {config["eos_token_id"], config["pad_token_id"]}
     assert max(tokens) < 512
 
@@ -93,10 +93,10 @@ def test_a_model_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"config\.json"):
         plan_probes(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(BadRequest, match="not a JSON object"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG}))
-    assert read_config(tmp_path) == CONFIG
+    with pytest.raises(BadRequest, match="is a JSON list"):
+        read_text_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "text_config": CONFIG}))
+    assert read_text_config(tmp_path) == CONFIG
 
 
 def test_the_models_answers_are_those_of_the_reference(probed: Material) -> None:

@@ -23,7 +23,7 @@ from tests.frameworks.conftest import MakeSpec
 from workers.frameworks import adapter
 from workers.frameworks.resume import RECORDER
 from workers.frameworks.trainer import RESUME
-from workers.runner import build_command
+from workers.recorder_command import build_command
 
 DRIVER = """
 import json, os, signal, sys

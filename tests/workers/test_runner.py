@@ -14,7 +14,8 @@ import pytest
 
 from checks.errors import BadRequest
 from workers.frameworks.base import Launch
-from workers.runner import FrameworkRun, build_command, run_framework
+from workers.recorder_command import build_command
+from workers.runner import FrameworkRun, run_framework
 
 
 def _launch(code: str, directory: Path, *, environment: dict[str, str] | None = None) -> Launch:

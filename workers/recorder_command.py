@@ -1,0 +1,36 @@
+"""The command line of a framework's run with the recorder in front."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.frameworks.base import Launch
+
+
+def build_command(
+    launch: Launch,
+    *,
+    out: Path,
+    steps: Sequence[int],
+    full: bool = False,
+    modules: str | None = None,
+    preload: Sequence[Path] = (),
+) -> list[str]:
+    """The argument list that runs `launch.command` with the recorder in front."""
+    command = [sys.executable, "-m", "plumbline_capture", "run", "--out", str(out)]
+    command += ["--steps", ",".join(map(str, steps))]
+    if full:
+        command += ["--full"]
+    if modules is not None:
+        command += ["--modules", modules]
+    if launch.full_parameters:
+        command += ["--full-parameters", launch.full_parameters]
+    for file in preload:
+        command += ["--preload", str(file)]
+    if launch.probes is not None:
+        command += ["--probes", str(launch.probes)]
+    for directory in launch.checkpoints:
+        command += ["--checkpoint", str(directory)]
+    return [*command, "--", *launch.command]
