@@ -12,6 +12,7 @@ from django.conf import settings
 
 from tests.isolation import take_own_part
 from tests.services import start_services
+from workers.frameworks.interpreter import VARIABLE
 
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
     start_services()  # before Django reads its settings; the workers inherit the addresses
@@ -42,6 +43,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that all workers of this run have in common."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the frameworks as a user's worker does, by an interpreter that has nothing loaded."""
+    monkeypatch.delenv(VARIABLE)
 
 
 @pytest.fixture(autouse=True, scope="session")

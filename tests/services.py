@@ -1,4 +1,4 @@
-"""PostgreSQL and Redis of a test run: those of the environment, else embedded ones that end with it."""
+"""What a test run shares: PostgreSQL and Redis, those of the environment or embedded ones, and a warm interpreter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from plumbline_web.up.accounts import find_database_account
 from plumbline_web.up.postgres import DEFAULT_SETTINGS, describe_postgres, make_database, prepare_postgres
 from plumbline_web.up.redis import describe_redis, find_redis, redis_url
 from plumbline_web.up.supervisor import Supervisor
+from tests.warm import make_interpreter
+from workers.frameworks.interpreter import VARIABLE
 
 # What a crash would lose is of no value here.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "200"}
@@ -46,3 +48,4 @@ def start_services() -> None:
         os.environ["REDIS_URL"] = redis_url(base / "r" / "redis.sock")
     os.environ.setdefault("PLUMBLINE_SECRET_KEY", "a key for tests that signs nothing of value, fifty characters")
     os.environ.setdefault("PLUMBLINE_DATA", str(base / "data"))
+    os.environ.setdefault(VARIABLE, str(make_interpreter(base)))

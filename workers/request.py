@@ -56,10 +56,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """How long one phase took."""
+    """When one phase began and how long it took; runs side by side overlap."""
 
     name: str
     seconds: float
+    begin_s: float = 0.0
+    """since the validation's start"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,13 @@ class ValidationResult:
     environment: Mapping[str, str]
     """package → version in the framework's process, with `python` and `platform`"""
     warnings: tuple[str, ...] = ()
+
+
+def total_seconds(phases: Sequence[PhaseTime]) -> float:
+    """From the first phase's begin to the last one's end; 0 where there is none."""
+    if not phases:
+        return 0.0
+    return max(phase.begin_s + phase.seconds for phase in phases) - min(phase.begin_s for phase in phases)
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from checks.captures.capture import Capture, open_capture
 from checks.errors import CaptureError
 from checks.models import resolve_model
 from workers.frameworks.base import Launch
+from workers.frameworks.interpreter import framework_python
 from workers.runner import run_framework
 
 MODEL = "tiny:llama"
@@ -66,7 +66,7 @@ def _compare(case: Case, tensors: Tensors, baseline: Tensors, judgement: Judgeme
 def _record(slug: str, variant: str, checkpoint: Path, workspace: Path) -> Capture:
     """Run step.py once under the recorder, every module's input and output kept whole."""
     scratch = workspace / "scratch" / slug
-    launch = Launch((sys.executable, str(SCRIPT), str(checkpoint), variant), {}, None, scratch)
+    launch = Launch((framework_python(), str(SCRIPT), str(checkpoint), variant), {}, None, scratch)
     run = run_framework(
         launch,
         out=workspace / "captures" / slug,

@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from checks.errors import BadRequest
 
 Attention = Literal["eager", "sdpa"]
 
-PACKAGE = Path(transformers.__file__).parent
+# transformers is found, not imported: that takes seconds, and most processes that load this build no model.
+PACKAGE = Path(str(find_spec("transformers").origin)).parent  # type: ignore[union-attr]
 TORCH = Path(torch.__file__).parent
 
 
@@ -116,6 +117,8 @@ def load_hf(checkpoint: Path, *, dtype: torch.dtype, attention: Attention = "sdp
     In float64 the buffers that follow from the config (rotary frequencies, embedding scale) are computed in float64.
     Raises BadRequest for a checkpoint that transformers cannot load whole, or an attention that the model lacks.
     """
+    import transformers
+
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint,
@@ -164,6 +167,8 @@ def recompute_buffers(model: nn.Module) -> None:
 
 def recompute_rotary(module: Any) -> None:
     """Replace a rotary embedding's inverse frequencies by those its own definition gives in float64."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     by_layer_type = module.rope_type if isinstance(module.rope_type, dict) else {None: module.rope_type}
     for layer_type, rope_type in by_layer_type.items():
         define = module.compute_default_rope_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
@@ -189,7 +194,8 @@ def shared_code(model: nn.Module) -> tuple[str, ...]:
         used.add("transformers.integrations.sdpa_attention")
     if any(uses_scaled_rope(module) for module in model.modules()):
         used.add("transformers.modeling_rope_utils")
-    return tuple(f"{name} {transformers.__version__}" for name in sorted(used))
+    release = version("transformers")
+    return tuple(f"{name} {release}" for name in sorted(used))
 
 
 def uses_scaled_rope(module: nn.Module) -> bool:

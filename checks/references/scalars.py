@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import transformers
 from torch import nn
 
 from checks.errors import BadRequest
@@ -66,6 +65,8 @@ def define_scalars(config: PlainConfig) -> Scalars:
 
 def build_empty(checkpoint: Path) -> nn.Module:
     """Transformers' model of a config, without weights; buffers that follow from the config hold float64 values."""
+    import transformers  # takes seconds, and only a model needs it
+
     try:
         config = transformers.AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):

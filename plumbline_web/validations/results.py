@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from plumbline_web.jobs.enums import JobState
@@ -9,6 +11,7 @@ from plumbline_web.jobs.models import Job
 from plumbline_web.validations.enums import RunState, Status
 from plumbline_web.validations.models import FrameworkRun, Validation
 from workers.report.as_json import SCHEMA, SCHEMA_VERSION
+from workers.request import PhaseTime, total_seconds
 
 EXIT_CODES = {Status.PASS: 0, Status.FAIL: 1, Status.INCONCLUSIVE: 2, Status.ERROR: 2}
 
@@ -18,11 +21,7 @@ def result_document(validation: Validation) -> dict[str, Any]:
     links = list(validation.validation_runs.select_related("run").order_by("run_id"))
     results = list(validation.results.filter(superseded_at__isnull=True).order_by("position"))
     jobs = Job.objects.filter(run__in=[link.run_id for link in links]) | Job.objects.filter(validation=validation)
-    phases = [
-        {"name": job.get_kind_display(), "seconds": (job.ended_at - job.started_at).total_seconds()}
-        for job in jobs.filter(state=JobState.DONE).order_by("started_at")
-        if job.ended_at and job.started_at
-    ]
+    phases = _list_phases(jobs.filter(state=JobState.DONE).order_by("started_at"))
     return {
         "schema": SCHEMA,
         "version": SCHEMA_VERSION,
@@ -43,8 +42,8 @@ def result_document(validation: Validation) -> dict[str, Any]:
         },
         "spec": validation.spec,
         "environment": {"python": validation.environment.python, **validation.environment.packages},
-        "phases": phases,
-        "total_s": sum(phase["seconds"] for phase in phases),
+        "phases": [asdict(phase) for phase in phases],
+        "total_s": total_seconds(phases),
         "runs": [_describe_run(link.run) for link in links if link.run.state == RunState.ENDED],
         "verdicts": [result.document for result in results],
         "warnings": validation.warnings,
@@ -54,6 +53,14 @@ def result_document(validation: Validation) -> dict[str, Any]:
 def exit_code(validation: Validation) -> int:
     """As `plumbline validate` would exit; 2 for one that ended without verdicts."""
     return EXIT_CODES.get(Status(validation.verdict), 2) if validation.verdict else 2
+
+
+def _list_phases(jobs: Iterable[Job]) -> list[PhaseTime]:
+    spans = [(job, job.started_at, job.ended_at) for job in jobs if job.started_at and job.ended_at]
+    return [
+        PhaseTime(job.get_kind_display(), (end - start).total_seconds(), (start - spans[0][1]).total_seconds())
+        for job, start, end in spans
+    ]
 
 
 def _describe_run(run: FrameworkRun) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from checks.registry import CHECKS
 from checks.roles import Role
 from checks.verdict import Pattern
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -343,7 +344,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CaseResult
     out = tmp_path_factory.mktemp("detection") / "out"
     names = ("fault/weight-scaled", "healthy/one-row/qwen2")
     arguments = ["--out", str(out), "--resume", "--cores", "1", *(part for name in names for part in ("--only", name))]
-    command = [sys.executable, "-m", "benchmarks.detection", *arguments]
+    command = [framework_python(), "-m", "benchmarks.detection", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (out / "results.jsonl").read_text().split()

@@ -12,6 +12,7 @@ import torch
 
 from tests.capture.hf_variants import POSITIONS, PROMPT, ROUTED, TRAINED, VARIANTS, rows
 from tests.capture.running import Recorded, run_plain, run_recorded
+from workers.frameworks.interpreter import framework_python
 
 SCRIPT = str(Path(__file__).with_name("hf_variants.py"))
 LAYER = "model.layers.1"
@@ -35,7 +36,7 @@ def with_recorder(recorded: Recorded) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def without_recorder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("plain") / "results.json"
-    done = run_plain(sys.executable, SCRIPT, str(out))
+    done = run_plain(framework_python(), SCRIPT, str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     results: dict[str, Any] = json.loads(out.read_text())
     return results

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from checks.samples import resolve_data
 from checks.spec import RunSpec
 from tests.checks.editing import Edit
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 from workers.planner import PlannedRun
 from workers.runner import run_framework
 
@@ -117,7 +117,7 @@ def resumptions(shared: Path, _shared_cache: None) -> Path:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "done").exists():
-            command = [sys.executable, "-m", "tests.checks.resuming", str(directory)]
+            command = [framework_python(), "-m", "tests.checks.resuming", str(directory)]
             root = Path(__file__).parents[2]
             done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=400, check=False)
             assert done.returncode == 0, done.stderr[-3000:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 from checks.faults import fault, was_in_force
 from tests.faults.measure import BY_FAULT
+from workers.frameworks.interpreter import framework_python
 
 AT_THE_TRAINER = (
     "wrong-loss-count",
@@ -80,7 +80,7 @@ in_trl_alone = pytest.mark.parametrize("runs", ["trl"], indirect=True)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     directory = tmp_path_factory.mktemp(request.param) / "cases"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.faults.measure", request.param, str(directory), *CASES[request.param]]
+    command = [framework_python(), "-m", "tests.faults.measure", request.param, str(directory), *CASES[request.param]]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

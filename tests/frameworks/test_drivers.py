@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -22,6 +21,7 @@ from checks.references.template import load_tokenizer, render_document
 from checks.samples import Sample, read_samples
 from tests.frameworks.conftest import MakeSpec
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 from workers.frameworks.trainer import build_arguments
 from workers.frameworks.transformers import adapter as transformers_adapter
 from workers.frameworks.transformers.logs import read_log
@@ -65,7 +65,7 @@ def run_drivers(make_spec: MakeSpec, directory: Path) -> None:
         adapter(framework).prepare(make_spec(framework, **changes), directory / name)
         for name, (framework, changes) in RUNS.items()
     ]
-    command = [sys.executable, "-c", RUN_ALL, *(part for launch in launches for part in launch.command[2:])]
+    command = [framework_python(), "-c", RUN_ALL, *(part for launch in launches for part in launch.command[2:])]
     environment = {**os.environ, **launches[0].environment, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -18,6 +18,7 @@ from checks.samples import read_samples
 from checks.spec import RunSpec
 from tests.frameworks.conftest import MakeSpec
 from workers.frameworks import adapter, default_settings, names
+from workers.frameworks.interpreter import framework_python
 from workers.frameworks.trainer import build_arguments, build_environment, build_lora
 
 both = pytest.mark.parametrize("framework", ["transformers", "trl"])
@@ -201,7 +202,7 @@ def test_a_launch_is_complete_and_relative_to_nothing(
     launch = adapter(framework).prepare(make_spec(framework, lora=True), Path("scratch"))
     scratch = tmp_path / "scratch"
     python, unbuffered, driver, config_file = launch.command
-    assert (python, unbuffered, config_file) == (sys.executable, "-u", str(scratch / "config.json"))
+    assert (python, unbuffered, config_file) == (framework_python(), "-u", str(scratch / "config.json"))
     assert Path(driver).parts[-3:] == ("frameworks", framework, "train.py")
     assert sorted(path.name for path in scratch.iterdir()) == ["config.json", "rows.jsonl"]
     assert launch.output == scratch / "output"

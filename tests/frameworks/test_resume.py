@@ -21,6 +21,7 @@ from checks.errors import BadRequest
 from checks.roles import Role, spec_of
 from tests.frameworks.conftest import MakeSpec
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 from workers.frameworks.resume import RECORDER
 from workers.frameworks.trainer import RESUME
 from workers.recorder_command import build_command
@@ -45,7 +46,7 @@ def test_the_first_process_saves_and_the_second_resumes(framework: str, make_spe
     launch = adapter(framework).prepare(spec, tmp_path)
     saved = tmp_path / "saved" / "checkpoint-4"
     driver, first, second = launch.command[-3:]
-    assert launch.command == (sys.executable, "-u", str(RESUME), driver, first, second)
+    assert launch.command == (framework_python(), "-u", str(RESUME), driver, first, second)
     assert (launch.checkpoints, launch.output) == ((saved,), tmp_path / "output")
     asked = adapter(framework).prepare(make_spec(framework, steps=5), tmp_path / "asked")
     assert asked.checkpoints == ()

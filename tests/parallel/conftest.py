@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from checks.spec import RunSpec
 from checks.verdict import Verdict
 from tests.parallel.dividing import BIASED, CASES, Case
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 from workers.runner import run_framework
 
 LIMIT_S = 300.0
@@ -62,7 +62,7 @@ def divided(shared: Path, _shared_cache: None) -> Divided:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "done").exists():
-            command = [sys.executable, "-m", "tests.parallel.dividing", str(directory)]
+            command = [framework_python(), "-m", "tests.parallel.dividing", str(directory)]
             root = Path(__file__).parents[2]
             done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=400, check=False)
             assert done.returncode == 0, done.stderr[-3000:]

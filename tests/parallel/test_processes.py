@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ from checks.models import resolve_model
 from checks.samples import resolve_data
 from checks.spec import RunSpec
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 from workers.frameworks.processes import build_launch, choose_devices
 from workers.runner import supervise
 from workers.settings import parse_settings
@@ -106,7 +106,7 @@ def test_degrees_are_settings_with_bounds() -> None:
 
 def test_one_process_is_started_as_before_and_several_by_torchrun(tmp_path: Path) -> None:
     driver, file = Path("train.py"), Path("config.json")
-    assert build_launch(driver, file, processes=1) == (sys.executable, "-u", "train.py", "config.json")
+    assert build_launch(driver, file, processes=1) == (framework_python(), "-u", "train.py", "config.json")
     command = build_launch(driver, file, processes=3)
     assert command[2:4] == ("-m", "torch.distributed.run")
     assert {"--standalone", "--nproc-per-node=3"} <= set(command)

@@ -52,6 +52,7 @@ def running_capture() -> Job | None:
     return Job.objects.filter(kind=Kind.CAPTURE, state=JobState.RUNNING, process_group__isnull=False).first()
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_killed_workers_capture_runs_again_once_and_leaves_no_orphan(owner: User, tmp_path: Path) -> None:
     assert VISIBILITY_TIMEOUT_S > 3600
     validation, _ = submit(LOSS_ONLY, owner=owner)
@@ -99,6 +100,7 @@ def test_the_stop_of_an_earlier_worker_with_the_same_number_is_forgotten() -> No
     assert not file.exists()
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_cancellation_ends_the_run_within_two_seconds(owner: User, tmp_path: Path) -> None:
     validation, _ = submit(LOSS_ONLY, owner=owner)
     with worker(tmp_path / "worker.log"):

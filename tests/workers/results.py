@@ -63,7 +63,7 @@ def make_result(*verdicts: Verdict, directory: Path = Path("gone")) -> Validatio
         request=request,
         spec=RunSpec(framework="trl", model=Path("models/qwen3"), data=Path("gsm8k_sample.jsonl")),
         verdicts=verdicts or (PASSED, FAILED, UNSURE, BROKEN, SKIPPED),
-        phases=(PhaseTime("run: run", 8.0), PhaseTime("reference", 12.5), PhaseTime("judge", 0.25)),
+        phases=(PhaseTime("run: run", 8.0), PhaseTime("reference", 12.5, 8.0), PhaseTime("judge", 0.25, 20.5)),
         runs=(make_run(directory),),
         environment={"python": "3.11.7", "torch": "2.13.0"},
         warnings=("weights are random",),

@@ -181,6 +181,7 @@ def test_sigterm_leaves_through_every_finally(
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.usefixtures("cold")
 def test_an_interrupt_ends_the_frameworks_processes(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [

@@ -324,6 +324,12 @@ def test_a_real_worker_serves_the_command(live_server: LiveServer, secret: str, 
     assert "framework run: " in error
 
 
+def test_the_way_to_a_server_loads_nothing_heavy() -> None:
+    loaded = "import sys, workers.cli, workers.remote; print({'torch', 'transformers', 'django'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_captures_of_a_server_cannot_be_kept_here(tmp_path: Path) -> None:
     process = start("http://127.0.0.1:1", "plb_x", *ASKED, "--out", str(tmp_path / "out"))
     _, error = process.communicate(timeout=60)

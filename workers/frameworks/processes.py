@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from checks.errors import BadRequest
 from checks.spec import RunSpec
+from workers.frameworks.interpreter import framework_python
 
 AXES = ("dp_size", "tp_size", "ep_size")
 
@@ -41,7 +41,7 @@ def build_launch(driver: Path, file: Path, *, processes: int) -> tuple[str, ...]
     torchrun's rendezvous takes a free port of this machine, so that runs side by side do not meet.
     """
     if processes == 1:
-        return (sys.executable, "-u", str(driver), str(file))
+        return (framework_python(), "-u", str(driver), str(file))
     torchrun = (
         "-m",
         "torch.distributed.run",
@@ -49,7 +49,7 @@ def build_launch(driver: Path, file: Path, *, processes: int) -> tuple[str, ...]
         f"--nproc-per-node={processes}",
         "--local-addr=127.0.0.1",
     )
-    return (sys.executable, "-u", *torchrun, str(driver), str(file))
+    return (framework_python(), "-u", *torchrun, str(driver), str(file))
 
 
 def choose_devices(processes: int) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from checks.verdict import Verdict
-from workers.request import ValidationResult, exit_code
+from workers.request import ValidationResult, exit_code, total_seconds
 from workers.runner import FrameworkRun
 
 SCHEMA = "plumbline-result"
@@ -37,7 +37,7 @@ def build_document(result: ValidationResult) -> dict[str, Any]:
         "spec": to_plain(result.spec),
         "environment": to_plain(result.environment),
         "phases": to_plain(result.phases),
-        "total_s": to_plain(sum(phase.seconds for phase in result.phases)),
+        "total_s": to_plain(total_seconds(result.phases)),
         "runs": [_describe_run(run) for run in result.runs],
         "verdicts": [describe_verdict(verdict) for verdict in result.verdicts],
         "warnings": list(result.warnings),

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from checks.verdict import Status, Verdict
 from workers.report.numbers import format_measurement
-from workers.request import ValidationResult
+from workers.request import ValidationResult, total_seconds
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 forbids even as references (https://www.w3.org/TR/xml/#charsets); logs hold some."""
@@ -24,7 +24,7 @@ def render_junit(result: ValidationResult) -> str:
         failures=str(counts[Status.FAIL]),
         errors=str(counts[Status.ERROR] + counts[Status.INCONCLUSIVE]),
         skipped=str(counts[Status.SKIPPED]),
-        time=f"{sum(phase.seconds for phase in result.phases):.3f}",
+        time=f"{total_seconds(result.phases):.3f}",
     )
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _list_properties(result):

@@ -12,7 +12,7 @@ from rich.text import Text
 from checks.verdict import Status, Verdict
 from workers.report.console import clean_text
 from workers.report.numbers import format_limit, format_measurement, format_seconds, pick_largest
-from workers.request import PhaseTime, ValidationResult
+from workers.request import PhaseTime, ValidationResult, total_seconds
 
 SYMBOLS: Mapping[Status, str] = {
     Status.PASS: "●",
@@ -87,5 +87,5 @@ def summarize_phases(phases: Sequence[PhaseTime]) -> str:
     if not phases:
         return "nothing was run"
     dearest = max(phases, key=lambda phase: phase.seconds)
-    total = sum(phase.seconds for phase in phases)
-    return f"total {format_seconds(total)}; dearest phase: {dearest.name}, {format_seconds(dearest.seconds)}"
+    total = format_seconds(total_seconds(phases))
+    return f"total {total}; dearest phase: {dearest.name}, {format_seconds(dearest.seconds)}"
