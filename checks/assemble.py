@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from checks.captures.capture import Capture
+from checks.diagnosis.explained import explain_module
 from checks.diagnosis.first_divergence import Divergence, find_first_divergence
+from checks.diagnosis.repetition import began_alike, measure_repetition, same_gradients
 from checks.errors import BadRequest
 from checks.material import Material, RunOutcome
 from checks.models.checkpoint import read_config
@@ -20,16 +22,24 @@ from checks.references.batch import MicroBatch, UnreadableBatch, read_step
 from checks.references.budget import OverBudget
 from checks.references.dataset import Dataset, read_dataset
 from checks.references.definition import compare_definition
-from checks.references.model import AUTOCAST, ModelSource, State, build_model, choose_source, float64_mode
+from checks.references.float32_names import read_float32_names
+from checks.references.model import (
+    AUTOCAST,
+    PARAMETER_DTYPES,
+    ModelSource,
+    State,
+    build_model,
+    choose_source,
+    float64_mode,
+)
 from checks.references.optimizer import decays
 from checks.references.reference import NoReference, Reference, compute_reference
+from checks.references.router_biases import read_router_biases
 from checks.references.scalars import build_empty, expected_scalars
 from checks.roles import Role
 from checks.spec import Attention, RunSpec
 from checks.tolerance import EPSILON, MULTIPLES
-
-SAME_SKETCH = 1e-12
-"""A repeated pass must give the same sketches up to the rounding of their sums."""
+from checks.whole_runs import add_whole_runs
 
 
 class Refer(Protocol):
@@ -54,11 +64,13 @@ def assemble(
     *,
     references: bool,
     definition: bool,
+    trajectory: bool = False,
     refer: Refer = compute_reference,
 ) -> Material:
     """Read the captures of one validation and get every reference that its checks need from `refer`.
 
-    `outcomes`: the asked run, and those beside it that its checks need.
+    `outcomes`: the asked run, and those beside it that its checks need. `trajectory`: train the reference over all
+    steps of the asked run too.
     """
     run = outcomes[Role.RUN]
     model = build_empty(spec.model)
@@ -71,6 +83,8 @@ def assemble(
         expected_adapters=adapters,
         asked_config=read_config(spec.model),
         weight_decay_names=_decaying(model) | frozenset(adapters),
+        router_biases=read_router_biases(spec.model, model),
+        float32_names=read_float32_names(spec.model, PARAMETER_DTYPES[spec.precision]),
         total_steps=spec.steps,
     )
     capture = run.capture
@@ -89,6 +103,9 @@ def assemble(
         material = _add_references(material, capture, refer)
     if Role.PROBED in outcomes:
         material = _add_probes(material)
+    if Role.TRACED in outcomes:
+        material = _add_activations(material, capture)
+    material = add_whole_runs(material, capture, trajectory=trajectory, state_of=captured_state)
     return _add_definition(material, capture) if definition else material
 
 
@@ -99,9 +116,14 @@ def locate(material: Material, second_pass: Capture) -> Material:
     reference, capture = material.first_reference(), material.capture
     if reference is None or capture is None:
         return material
-    spec, step = material.spec, reference.step
+    divergence = _compare_modules(material.spec, capture, reference, second_pass)
+    return replace(material, divergence=divergence)
+
+
+def _compare_modules(spec: RunSpec, capture: Capture, reference: Reference, second_pass: Capture) -> Divergence:
+    step = reference.step
     state = captured_state(spec, capture, step)
-    divergence: Divergence = find_first_divergence(
+    divergence = find_first_divergence(
         build_model(reference.source, spec, state, dtype=torch.float64, attention="eager"),
         [_own_precision(reference, spec, state, attention) for attention in _attentions(reference, spec)],
         second_pass,
@@ -113,7 +135,33 @@ def locate(material: Material, second_pass: Capture) -> Material:
         exact_mode=float64_mode(reference.source),
         autocast=AUTOCAST[spec.precision],
     )
-    return replace(material, divergence=divergence)
+    divergence = replace(
+        divergence, unsteady=measure_repetition(capture, second_pass, reference, MULTIPLES[spec.precision])
+    )
+    if divergence.first is None:
+        return divergence
+    rounding = explain_module(
+        _own_precision(reference, spec, state, "eager"),
+        divergence.first.module,
+        second_pass,
+        reference.micro_batches,
+        step=step,
+        autocast=AUTOCAST[spec.precision],
+    )
+    return replace(divergence, rounding=rounding)
+
+
+def _add_activations(material: Material, capture: Capture) -> Material:
+    traced, reference = material.capture_of(Role.TRACED), material.first_reference()
+    if traced is None or not traced.steps:
+        reason = "the run that records its modules left no capture; see run.completes"
+    elif reference is None:
+        reason = material.why_not()
+    elif not began_alike(capture, traced, reference.step):
+        reason = "the run that records its modules began from other rows, weights or random states than the asked one"
+    else:
+        return replace(material, activations=_compare_modules(material.spec, capture, reference, traced))
+    return replace(material, no_activations=reason)
 
 
 def captured_state(spec: RunSpec, capture: Capture, step: int) -> State:
@@ -134,18 +182,6 @@ def captured_state(spec: RunSpec, capture: Capture, step: int) -> State:
                 )
             parameters[name] = full
     return State(adapters, parameters)
-
-
-def same_gradients(first: Capture, second: Capture, step: int) -> bool:
-    """Whether two passes over one step recorded the same gradients."""
-    ours, theirs = first.tensors(step, "gradient"), second.tensors(step, "gradient")
-    if set(ours) != set(theirs):
-        return False
-    for name, record in ours.items():
-        a, b = record.read("sketch"), theirs[name].read("sketch")
-        if a is None or b is None or float((a - b).norm()) > SAME_SKETCH * max(float(a.norm()), 1.0):
-            return False
-    return True
 
 
 def _add_dataset(material: Material, capture: Capture) -> Material:
@@ -181,12 +217,15 @@ def _add_references(material: Material, capture: Capture, refer: Refer) -> Mater
             notes.append("adapter weights come from the capture: no checkpoint holds them")
         if step > 1:
             notes.append("this step starts from captured weights")
+        if material.float32_names:
+            kept = ", ".join(sorted(material.float32_names)[:3])
+            notes.append(f"kept in float32, as the model's class declares ({len(material.float32_names)}): {kept}")
         try:
             state = captured_state(material.spec, capture, step)
             references[step] = refer(
                 material.spec, capture, micro_batches, source=source, state=state, step=step, notes=notes
             )
-        except (NoReference, OverBudget) as error:
+        except (NoReference, OverBudget, BadRequest) as error:
             reasons[step] = str(error)
     return replace(material, references=references, no_reference=reasons)
 

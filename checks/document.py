@@ -17,6 +17,8 @@ _RUNS = {
     Role.RESUMED: "the run saved and resumed",
     Role.PROBED: "the prepared model on chosen batches",
     Role.SINGLE: "the rows of all ranks in one process",
+    Role.OVERFIT: "one batch again and again",
+    Role.TRACED: "the first step with its modules recorded",
 }
 
 

@@ -11,6 +11,7 @@ LEVELS: Mapping[str, str] = {
     "step": "Training step",
     "model": "Model definition",
     "checkpoint": "Checkpoints and resuming",
+    "eval": "Evaluation",
     "serving": "Serving",
     "parallel": "Parallel layouts",
     "memory": "Memory",

@@ -11,8 +11,10 @@ from checks.probes.answers import Answer
 from checks.references.batch import MicroBatch
 from checks.references.dataset import Dataset
 from checks.references.definition import Definition
+from checks.references.evaluation import Evaluation
 from checks.references.optimizer import learning_rate
 from checks.references.reference import Reference
+from checks.references.trajectory import Trajectory
 from checks.roles import Role
 from checks.spec import RunSpec
 
@@ -55,8 +57,15 @@ class Material:
     asked_config: Mapping[str, object] = field(default_factory=dict)
     """the content of the asked model's config.json"""
     weight_decay_names: frozenset[str] = frozenset()
+    router_biases: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """name → values in the checkpoint of the routers' biases that are buffers"""
+    float32_names: frozenset[str] = frozenset()
+    """parameters that the model's class keeps in float32 although the run asks for a narrower dtype"""
     total_steps: int = 0
     divergence: Divergence | None = None
+    activations: Divergence | None = None
+    """every module of the traced run on the input that it received; `no_activations` says why there is none"""
+    no_activations: str = ""
     definition: Definition | None = None
     no_definition: str = ""
     probes: Mapping[str, Answer] = field(default_factory=dict)
@@ -64,6 +73,15 @@ class Material:
     no_probes: str = ""
     probes_shared: tuple[str, ...] = ()
     """code that the model and the reference of its probes have in common"""
+    evaluation: Evaluation | None = None
+    """what the evaluation of the probed run should have said; `no_evaluation` says why there is none"""
+    no_evaluation: str = ""
+    trajectory: Trajectory | None = None
+    """the losses that the asked run should have logged; `no_trajectory` says why there are none"""
+    no_trajectory: str = ""
+    overfit: Trajectory | None = None
+    """those of the run on one batch; `no_overfit` says why there are none"""
+    no_overfit: str = ""
     dataset: Dataset | None = None
     """the samples as the model should read them; `no_dataset` says why there is none"""
     no_dataset: str = ""

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from checks.architecture import (
     model_definition,
     step_accumulation,
+    step_activations,
     step_causality,
     step_denominator,
     step_determinism,
@@ -14,14 +15,17 @@ from checks.architecture import (
     step_frozen,
     step_gradients,
     step_lengths,
+    step_lora,
     step_loss,
+    step_moe,
     step_padding,
+    step_precision,
     step_schedule,
     step_settings,
     step_update,
 )
 from checks.check import Check
-from checks.convergence import convergence_health
+from checks.convergence import convergence_curve, convergence_health, convergence_overfit
 from checks.errors import BadRequest
 from checks.levels import LEVELS
 from checks.lifecycle import (
@@ -33,8 +37,10 @@ from checks.lifecycle import (
     data_template,
     environment_known_problems,
     environment_settings,
+    eval_loss,
     run_completes,
     serving_cache,
+    serving_logprobs,
 )
 from checks.parallel import parallel_data, parallel_gradients, parallel_replicas
 from checks.roles import Role
@@ -48,10 +54,14 @@ CHECKS: dict[str, Check] = {
         data_template.CHECK,
         data_mask.CHECK,
         data_coverage.CHECK,
+        step_precision.CHECK,
         step_settings.CHECK,
+        step_lora.CHECK,
         step_loss.CHECK,
+        step_moe.CHECK,
         step_denominator.CHECK,
         step_gradients.CHECK,
+        step_activations.CHECK,
         step_update.CHECK,
         step_schedule.CHECK,
         step_frozen.CHECK,
@@ -65,11 +75,15 @@ CHECKS: dict[str, Check] = {
         step_causality.CHECK,
         step_determinism.CHECK,
         step_dropout.CHECK,
+        eval_loss.CHECK,
+        serving_logprobs.CHECK,
         serving_cache.CHECK,
         parallel_data.CHECK,
         parallel_replicas.CHECK,
         parallel_gradients.CHECK,
         convergence_health.CHECK,
+        convergence_curve.CHECK,
+        convergence_overfit.CHECK,
     )
 }
 

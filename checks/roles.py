@@ -22,6 +22,15 @@ class Role(StrEnum):
     """the model as the framework prepared it, asked about batches that Plumbline chose"""
     SINGLE = "single"
     """the rows of all ranks, as micro-batches of one process"""
+    TRACED = "traced"
+    """the first step again, with what its modules receive and give"""
+    OVERFIT = "overfit"
+    """the first rows of the data alone, one batch again and again at a constant rate"""
+
+
+
+OVERFIT_STEPS = 30
+"""In these the reference memorises a batch at the default rate, of most tiny models to a tenth of its first loss."""
 
 
 def spec_of(role: Role, spec: RunSpec) -> RunSpec:
@@ -34,6 +43,11 @@ def spec_of(role: Role, spec: RunSpec) -> RunSpec:
         return replace(spec, resume_after=spec.steps - 1)
     if role is Role.PROBED:
         return replace(spec, steps=1, accumulation=1, probed=True)
+    if role is Role.OVERFIT:
+        one = replace(spec, first_rows=spec.batch, steps=OVERFIT_STEPS, accumulation=1)
+        return replace(one, schedule="constant", warmup_steps=0)
+    if role is Role.TRACED:
+        return replace(spec, steps=1)
     if role is Role.RUN:
         return spec
     if role is Role.SINGLE:

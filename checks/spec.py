@@ -64,6 +64,8 @@ class RunSpec:
     """save after this many steps, end the process, and let a new one take the rest of the steps"""
     probed: bool = False
     """ask the prepared model about the batches of `checks.probes` before its first step"""
+    first_rows: int | None = None
+    """train on so many samples only, the first of the data"""
     fault: str | None = None
     """slug of a fault of checks.faults to inject, for showing that a check sees it"""
 

@@ -91,6 +91,7 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
     _add_checks(subparsers.add_parser("checks", help="list the checks, or show one"))
     _add_compare(subparsers.add_parser("compare", help="compare two captures tensor by tensor"))
     _add_audit(subparsers.add_parser("audit", help="compare installed or pinned releases with known problems"))
+    _add_shrink(subparsers.add_parser("shrink", help="make a small model of a config, keeping what can go wrong"))
     faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
     faults.set_defaults(run=lambda options: commands.list_faults())
     for add in more:
@@ -101,7 +102,7 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
 def _add_validate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--framework", required=True, help="framework under test: transformers, trl")
-    add("--model", required=True, help="checkpoint directory, config.json, or tiny:<family>")
+    add("--model", required=True, help="checkpoint directory, config.json, shrunk:<config.json>, or tiny:<family>")
     add("--data", required=True, help="JSONL, Parquet or saved data set, or the name of a sample that ships")
     add(
         "--checks",
@@ -176,6 +177,18 @@ def _audit(options: argparse.Namespace) -> int:
         json_file=options.json,
         sarif_file=options.sarif,
     )
+
+
+def _add_shrink(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="config.json of a model, or its directory")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the small checkpoint is written")
+    parser.set_defaults(run=_shrink)
+
+
+def _shrink(options: argparse.Namespace) -> int:
+    from workers.shrinking import run_shrink
+
+    return run_shrink(options.config, out=options.out)
 
 
 def _split_names(text: str) -> tuple[str, ...]:

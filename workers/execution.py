@@ -30,6 +30,8 @@ TITLES = {
     Role.RESUMED: "framework run that is saved and resumed",
     Role.PROBED: "framework's model on chosen batches",
     Role.SINGLE: "framework run of one process",
+    Role.TRACED: "framework run with its modules recorded",
+    Role.OVERFIT: "framework run on one batch again and again",
 }
 
 LAST_OUTPUT_CHARACTERS = 300
@@ -59,7 +61,7 @@ class Session:
         try:
             yield
         finally:
-            self.phases.append(PhaseTime(name, time.monotonic() - begin))
+            self.phases.append(PhaseTime(name, time.monotonic() - begin, begin - self.started))
 
     def tell(self, phase: str, detail: str, fraction: float | None) -> None:
         with self.lock:
@@ -89,7 +91,8 @@ def _execute(session: Session, chosen: Adapter, planned: PlannedRun, fraction: f
     if spec.processes > 1:
         named += f" a rank on {spec.processes} processes" if spec.dp_size > 1 else f" on {spec.processes} processes"
     with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
-        return run_recorded(session, chosen, spec, label, steps=steps, full=session.request.full, modules=None)
+        full = session.request.full
+        return run_recorded(session, chosen, spec, label, steps=steps, full=full, modules=planned.modules)
 
 
 def run_recorded(

@@ -10,16 +10,11 @@ from dataclasses import dataclass, replace
 from checks.architecture.step_loss import forward_differs
 from checks.check import Check
 from checks.material import Material
-from checks.references.budget import estimate_trace_bytes
 from checks.verdict import Status, Verdict
+from workers.tracing import ALL_MODULES, choose_modules
 
-LOCATED_BY = frozenset({"step.loss", "step.gradients", "data.packing"})
+LOCATED_BY = frozenset({"step.precision", "step.loss", "step.gradients", "data.packing"})
 """Checks whose failure another pass, with every module's inputs, can trace to the first wrong module."""
-
-ALL_MODULES = ".+"
-LAYERS = r"model\.embed_tokens|model\.layers\.\d+|model\.norm|lm_head"
-TRACE_BYTES = 2_000_000_000
-"""Above it a second pass records layers only, and a third the parts of the first wrong one."""
 
 SECOND_PASS = "second-pass"
 THIRD_PASS = "third-pass"
@@ -54,14 +49,15 @@ def next_pass(judged: Mapping[str, Verdict], material: Material, *, done: Sequen
     reference = material.first_reference()
     if reference is None or THIRD_PASS in done:
         return None
-    small = estimate_trace_bytes(material.spec.model, reference.micro_batches) <= TRACE_BYTES
+    tokens = sum(micro.input_ids.numel() for micro in reference.micro_batches)
+    modules = choose_modules(material.spec.model, tokens=tokens)
     step = min(material.references)
     if SECOND_PASS in done:
         first = material.divergence.first if material.divergence else None
-        if small or first is None:
+        if modules == ALL_MODULES or first is None:
             return None
         return TracePass(THIRD_PASS, step, rf"{re.escape(first.module)}(\..+)?")
     failing = any(judged[name].status is Status.FAIL for name in LOCATED_BY & set(judged))
     if not failing or not forward_differs(reference, precision=material.spec.precision):
         return None
-    return TracePass(SECOND_PASS, step, ALL_MODULES if small else LAYERS)
+    return TracePass(SECOND_PASS, step, modules)

@@ -9,6 +9,7 @@ from checks.check import Check
 from checks.parallel.scope import why_not_over_ranks, why_not_resumed
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec
+from workers.tracing import choose_modules
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class PlannedRun:
         if self.spec.resume_after is not None:
             return (self.spec.steps - self.spec.resume_after,)  # the new process counts its own
         return (1,) if self.spec.steps == 1 else (1, self.spec.steps)
+
+    @property
+    def modules(self) -> str | None:
+        """Regular expression of the modules whose inputs and outputs are recorded; None for none."""
+        if self.role is not Role.TRACED:
+            return None
+        return choose_modules(self.spec.model, tokens=self.spec.batch * self.spec.accumulation * self.spec.seq_len)
 
 
 @dataclass(frozen=True)

@@ -33,4 +33,6 @@ def build_command(
         command += ["--probes", str(launch.probes)]
     for directory in launch.checkpoints:
         command += ["--checkpoint", str(directory)]
+    if launch.export is not None:
+        command += ["--export", str(launch.export)]
     return [*command, "--", *launch.command]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.errors import BadRequest
+from checks.models.resolve import PREFIX, SHRUNK
 from checks.samples.reading import SAMPLE_FILES
 from workers.client import SERVER, TOKEN, Client, Progress, Refused, ServerError
 from workers.report import ProgressLine, make_console
@@ -76,7 +77,7 @@ def _describe(request: ValidationRequest) -> dict[str, Any]:
     limit = request.memory_limit_bytes
     return {
         "framework": request.framework,
-        "model": request.model if request.model.startswith("tiny:") else str(Path(request.model).absolute()),
+        "model": _name_model(request.model),
         "data": request.data if _is_sample(request.data) else str(Path(request.data).absolute()),
         "checks": None if request.checks is None else list(request.checks),
         "settings": to_plain(request.settings),
@@ -85,6 +86,13 @@ def _describe(request: ValidationRequest) -> dict[str, Any]:
         "time_limit_s": request.time_limit_s,
         "memory_limit_gb": None if limit is None else limit / BYTES_IN_GB,
     }
+
+
+def _name_model(text: str) -> str:
+    if text.startswith(PREFIX):
+        return text
+    shrunk = SHRUNK if text.startswith(SHRUNK) else ""
+    return f"{shrunk}{Path(text.removeprefix(shrunk)).absolute()}"
 
 
 def _submit(client: Client, request: ValidationRequest) -> Progress:

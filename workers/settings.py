@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from checks.errors import BadRequest
 from checks.spec import RunSpec
 
-NOT_SETTINGS = frozenset({"framework", "model", "data", "fault", "resume_after", "probed"})
+NOT_SETTINGS = frozenset({"framework", "model", "data", "fault", "resume_after", "probed", "first_rows"})
 """Fields of RunSpec that have an option of their own, or that the role of a run decides."""
 
 TRUE = ("true", "1", "yes")

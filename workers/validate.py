@@ -94,6 +94,7 @@ def _judge_all(
                 outcomes,
                 references=plan.needs_reference,
                 definition=plan.needs("model.definition"),
+                trajectory=plan.needs("convergence.curve"),
             )
         with session.phase("judge", f"{len(plan.judged)} checks", 0.9):
             judged = judge(plan.judged, material)

@@ -8,6 +8,7 @@ from functools import cache
 
 from benchmarks.detection.case import DATA, TWO_RUNS, Case
 from benchmarks.detection.causes import LEFT_OUT
+from benchmarks.detection.expected import BALANCED
 from checks.errors import BadRequest
 from checks.models import FAMILIES
 from checks.roles import Role
@@ -24,6 +25,7 @@ class Shape:
     data: str = DATA
     resumed: bool = False
     probed: bool = False
+    traced: bool = False
 
 
 PROBED = ("qwen3", "llama", "gemma3_text", "deepseek_v3", "glm4_moe", "qwen2")
@@ -33,13 +35,13 @@ RESUMED = ("qwen3", "llama", "gemma3_text", "qwen2", "mistral", "qwen3_5_text")
 """Families whose plain run and whose adapters are saved and resumed too; for the others see `causes.LEFT_OUT`."""
 
 SHAPES = (
-    Shape("plain", "transformers", resumed=True, probed=True),
+    Shape("plain", "transformers", resumed=True, probed=True, traced=True),
     Shape("one-row", "trl", ("batch=1", "accumulation=4")),
     Shape("eager-sgd", "transformers", ("attention=eager", "batch=4", "accumulation=1", "optimizer=sgd", "lr=0.01")),
-    Shape("packed", "trl", ("packing=true",)),
-    Shape("bf16", "transformers", ("precision=bf16",)),
+    Shape("packed", "trl", ("packing=true",), traced=True),
+    Shape("bf16", "transformers", ("precision=bf16",), traced=True),
     Shape("bf16-params", "trl", ("precision=bf16_params", "lr=0.01")),
-    Shape("lora", "transformers", ("lora=true", "batch=3", "accumulation=1"), resumed=True),
+    Shape("lora", "transformers", ("lora=true", "batch=3", "accumulation=1"), resumed=True, traced=True),
     Shape("lora-packed", "trl", ("lora=true", "packing=true", "seed=3")),
     Shape("checkpointed", "transformers", ("gradient_checkpointing=true", "seed=1"), "tulu3_sample"),
     Shape("answers", "trl", ("assistant_only=true", "seed=2"), "tulu3_sample"),
@@ -65,6 +67,8 @@ def _list_healthy() -> Iterator[Case]:
             packed = any(setting == "packing=true" for setting in shape.settings)
             if _can_run(case) and not (packed and ("packed", family) in LEFT_OUT):
                 yield case
+    for family in ("qwen3_moe", "qwen3_next", "gpt_oss"):
+        yield Case(f"healthy/balanced/{family}", "trl", family, config=BALANCED)
     for family in ("qwen3", "llama"):
         settings = ("dp_size=2", "sharding=ddp")
         yield Case(f"healthy/two-ranks/{family}", "transformers", family, settings, roles=(Role.RUN,))
@@ -76,6 +80,8 @@ def _find_roles(shape: Shape, family: str) -> tuple[Role, ...]:
         wanted.add(Role.RESUMED)
     if shape.probed and family in PROBED:
         wanted.add(Role.PROBED)
+    if shape.traced:
+        wanted.add(Role.TRACED)
     return tuple(role for role in Role if role in wanted)
 
 

@@ -46,6 +46,7 @@ def run_case(case: Case, directory: Path, *, references_at: Path) -> CaseResult:
         outcomes,
         references=references,
         definition=plan.needs("model.definition"),
+        trajectory=plan.needs("convergence.curve"),
         refer=ReferenceStore(references_at, revision=resolve_model(str(spec.model)).revision),
     )
     referred_s = time.monotonic() - started - recorded_s
@@ -76,7 +77,7 @@ class _Work:
         self._adapter = adapter(case.framework)
 
     def execute(self, planned: PlannedRun) -> RunOutcome:
-        return self.record(planned.role.value, planned.spec, planned.captured_steps)
+        return self.record(planned.role.value, planned.spec, planned.captured_steps, planned.modules)
 
     def record(self, label: str, spec: RunSpec, steps: tuple[int, ...], modules: str | None = None) -> RunOutcome:
         launch = self._adapter.prepare(spec, self.directory / "scratch" / label)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from plumbline_capture import checkpoint
+from plumbline_capture import checkpoint, export
 from plumbline_capture.format import utc_now
 from plumbline_capture.install import install
 from plumbline_capture.manifest import write_manifest
@@ -57,10 +57,13 @@ def record(
         preload=() if preload is None else (str(preload),),
         probes=None if launch.probes is None else str(launch.probes),
         checkpoints=tuple(str(directory) for directory in launch.checkpoints),
+        export=None if launch.export is None else str(launch.export),
     )
     code = _run_all(launch, settings, log=log, ranks=ranks)
     if settings.checkpoints:
         wait(fork(lambda: checkpoint.main([settings.to_environment()]), log=log), limit_s=LIMIT_S)
+    if settings.export is not None:
+        wait(fork(lambda: export.main([settings.to_environment()]), log=log), limit_s=LIMIT_S)
     write_manifest(out, settings=settings, command=list(launch.command), exit_code=code, started=started)
     keep_log(out, chosen.read_log(launch.output, log))
     capture, unreadable = _open(out)

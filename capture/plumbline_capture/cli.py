@@ -66,6 +66,11 @@ def _build_parser() -> argparse.ArgumentParser:
         default=[],
         help="directory of a checkpoint that the command saves, read when it has ended",
     )
+    parser.add_argument(
+        "--export",
+        metavar="DIR",
+        help="directory of the model that the command exports in the end, asked the probes when it has ended",
+    )
     return parser
 
 
@@ -83,6 +88,8 @@ def _settings(options: argparse.Namespace) -> Settings:
             raise ValueError(f"--preload: {path} is not a file; give a Python file that defines install().")
     if options.probes is not None:
         read_probes(options.probes)
+    elif options.export is not None:
+        raise ValueError("--export: there is nothing to ask the exported model; give --probes too.")
     return Settings(
         out=str(out),
         steps=_steps(options.steps),
@@ -92,6 +99,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         preload=tuple(os.path.abspath(path) for path in options.preload),
         probes=None if options.probes is None else os.path.abspath(options.probes),
         checkpoints=tuple(os.path.abspath(path) for path in options.checkpoint),
+        export=None if options.export is None else os.path.abspath(options.export),
     )
 
 

@@ -15,7 +15,19 @@ FORMAT = "plumbline-capture"
 VERSION = 1
 
 FULL_KINDS = frozenset(
-    {"batch", "target", "token_loss", "router", "module_input", "module_output", "module_output_gradient", "probe"}
+    {
+        "batch",
+        "target",
+        "token_loss",
+        "next_token",
+        "router",
+        "module_input",
+        "module_output",
+        "module_output_gradient",
+        "probe",
+        "probe_after",
+        "export",
+    }
 )
 """kinds of which the whole tensor is kept"""
 SKETCHED_KINDS = frozenset({"gradient", "parameter_before", "parameter_after", "checkpoint"})
@@ -110,6 +122,11 @@ def rank_file_name(rank: int) -> str:
 def checkpoint_file_name(index: int) -> str:
     """Return the name of the file that holds what was read of one saved checkpoint."""
     return f"checkpoint{index:05d}.safetensors"
+
+
+def export_file_name() -> str:
+    """Return the name of the file that holds what the exported model answered."""
+    return "export.safetensors"
 
 
 def utc_now() -> str:

@@ -35,6 +35,8 @@ def run(settings: Settings, command: List[str]) -> int:
     code, stopped = _run_to_end(command, _environment(settings))
     if settings.checkpoints and not stopped:
         _run_to_end([sys.executable, "-m", "plumbline_capture.checkpoint", settings.to_environment()], dict(os.environ))
+    if settings.export is not None and not stopped:
+        _run_to_end([sys.executable, "-m", "plumbline_capture.export", settings.to_environment()], dict(os.environ))
     write_manifest(out, settings=settings, command=command, exit_code=code, started=started)
     return 128 - code if code < 0 else code
 

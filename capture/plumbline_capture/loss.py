@@ -107,16 +107,20 @@ def take_log_probs(micro_batch: MicroBatch, *, arguments: Mapping[str, Any], out
 
 def defer_logits(micro_batch: MicroBatch, *, arguments: Mapping[str, Any], output: Any) -> None:
     """Remember logits and labels until the backward begins, should no loss function be seen before."""
-    logits, labels = output_field(output, "logits"), arguments.get("labels")
-    if micro_batch.losses or logits is None or not isinstance(labels, torch.Tensor):
+    logits, labels, tokens = (output_field(output, "logits"), arguments.get("labels"), arguments.get("input_ids"))
+    if micro_batch.losses or logits is None or logits.dim() != 3:
         return
-    if logits.dim() == 3 and logits.shape[:2] == labels.shape:
-        micro_batch.fallback = (logits.detach(), labels)
+    if isinstance(labels, torch.Tensor):
+        if logits.shape[:2] == labels.shape:
+            micro_batch.fallback = (logits.detach(), labels)
+    elif isinstance(tokens, torch.Tensor) and logits.shape[:2] == tokens.shape:
+        micro_batch.unlabelled = (logits.detach(), tokens)
 
 
 def settle_losses(recorder: Recorder, micro_batch: MicroBatch) -> None:
     """Put a micro-batch's targets and token losses among the kept tensors; called when its backward begins."""
     fallback, micro_batch.fallback = micro_batch.fallback, None
+    unlabelled, micro_batch.unlabelled = micro_batch.unlabelled, None
     if not micro_batch.losses and fallback is not None:
         logits, labels = fallback
         target = labels[:, 1:].to(logits.device)
@@ -128,6 +132,8 @@ def settle_losses(recorder: Recorder, micro_batch: MicroBatch) -> None:
             f"target of micro-batch {micro_batch.index}",
             "neither cross_entropy nor log-probabilities nor logits with labels were seen before its backward",
         )
+        if unlabelled is not None:
+            _keep_next_tokens(recorder, micro_batch, *unlabelled)
         return
     target, losses = micro_batch.losses[0]
     if len(micro_batch.losses) > 1 or target.dim() == 1:
@@ -138,6 +144,34 @@ def settle_losses(recorder: Recorder, micro_batch: MicroBatch) -> None:
     micro_batch.losses = []
     keep_tensor(recorder, target, kind="target", name="target", micro_batch=micro_batch.index)
     keep_tensor(recorder, losses, kind="token_loss", name="token_loss", micro_batch=micro_batch.index)
+
+
+def _keep_next_tokens(recorder: Recorder, micro_batch: MicroBatch, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Keep −log p of each row's own next token, and its mean over the vocabulary: what any loss is made of.
+
+    logits: (rows, positions, classes); tokens: (rows, positions). Both kept as (rows, positions − 1) float64.
+    """
+    classes = logits[:, :-1].reshape(-1, logits.shape[-1])
+    target = tokens[:, 1:].to(logits.device).reshape(-1)
+    shape = (tokens.shape[0], tokens.shape[1] - 1)
+    for field, losses in (("loss", token_losses(classes, target)), ("mean", _mean_losses(classes))):
+        keep_tensor(
+            recorder,
+            losses.view(shape),
+            kind="next_token",
+            name="next_token",
+            field=field,
+            micro_batch=micro_batch.index,
+        )
+
+
+def _mean_losses(logits: torch.Tensor) -> torch.Tensor:
+    """Return the mean of −log p over the classes, in float64: (n,) of logits (n, classes)."""
+    parts = []
+    for rows in torch.split(logits, max(1, _CHUNK // max(logits.shape[1], 1))):
+        values = rows.to(torch.float64)
+        parts.append(torch.logsumexp(values, dim=1) - values.mean(dim=1))
+    return torch.cat(parts).cpu()
 
 
 def _shape_of_batch(count: int, batch: Optional[Tuple[int, int]]) -> Tuple[int, ...]:

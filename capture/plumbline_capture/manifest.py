@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from plumbline_capture import __version__
-from plumbline_capture.format import FORMAT, VERSION, Missing, checkpoint_file_name, utc_now, write_json
+from plumbline_capture.format import (
+    FORMAT,
+    VERSION,
+    Missing,
+    checkpoint_file_name,
+    export_file_name,
+    utc_now,
+    write_json,
+)
 from plumbline_capture.settings import Settings
 
 
@@ -23,6 +31,9 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         missing.extend(_steps_not_reached(settings, part))
     saved, unread = _read_checkpoints(out, settings)
     missing.extend(unread)
+    exported, unasked = _read_export(out, settings)
+    missing.extend(unasked)
+    apart = [*recorded, *saved, *exported]
     if not recorded:
         why = "no optimizer step of a torch model was seen in any process of the command"
         missing.append(Missing(rank=None, step=None, what="step", why=why))
@@ -44,11 +55,12 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         "environment": recorded[0]["environment"] if recorded else None,
         "ranks": [{key: part[key] for key in ("rank", "local_rank", "pid", "steps", "rows")} for part in recorded],
         "checkpoints": [part["checkpoint"] for part in saved],
-        "files": [file for part in [*recorded, *saved] for file in part["files"]],
-        "tensors": [entry for part in [*recorded, *saved] for entry in part["tensors"]],
+        "exports": [part["export"] for part in exported],
+        "files": [file for part in apart for file in part["files"]],
+        "tensors": [entry for part in apart for entry in part["tensors"]],
     }
     write_json(out / "manifest.json", manifest)
-    for leftover in [*out.glob("rank*.json"), *out.glob("checkpoint*.json"), *out.glob(".*.tmp-*")]:
+    for leftover in [*out.glob("rank*.json"), *out.glob("checkpoint*.json"), *out.glob(".*.tmp-*"), _export_part(out)]:
         leftover.unlink(missing_ok=True)
 
 
@@ -86,6 +98,23 @@ def _read_checkpoints(out: Path, settings: Settings) -> "tuple[List[Dict[str, An
             missing.append(Missing(rank=None, step=None, what=f"checkpoint {Path(directory).name}", why=why))
         missing.extend(Missing(**note) for note in saved[-1]["missing"])
     return saved, missing
+
+
+def _export_part(out: Path) -> Path:
+    return (out / export_file_name()).with_suffix(".json")
+
+
+def _read_export(out: Path, settings: Settings) -> "tuple[List[Dict[str, Any]], List[Missing]]":
+    """Return what the exported model answered, empty where none was asked for, and notes of what went wrong."""
+    if settings.export is None:
+        return [], []
+    try:
+        part = json.loads(_export_part(out).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        (out / export_file_name()).unlink(missing_ok=True)
+        why = "the command was stopped, or the process that asks the exported model ended early"
+        return [], [Missing(rank=None, step=None, what="export", why=why)]
+    return [part], [Missing(**note) for note in part["missing"]]
 
 
 def _lost_files(out: Path, part: Dict[str, Any]) -> List[Missing]:

@@ -15,6 +15,8 @@ from plumbline_capture.state import Recorder, inside_backward, is_compiling
 
 # Qwen3MoeTopKRouter, DeepseekV3TopkRouter, MixtralTopKRouter, Gate, MoEGate …
 _ROUTER_CLASS = re.compile(r".*(Router|TopkRouter|Gate).*")
+# DeepseekV32Indexer, GlmMoeDsaIndexer …: sparse attention's choice of keys
+_INDEXER_CLASS = re.compile(r".*Indexer")
 
 
 def hook_modules(recorder: Recorder) -> None:
@@ -33,6 +35,8 @@ def hook_modules(recorder: Recorder) -> None:
     for path, module in named.items():
         if _ROUTER_CLASS.fullmatch(type(module).__name__):
             handles.append(module.register_forward_hook(Hook(_router_hook(recorder, path))))
+        elif _INDEXER_CLASS.fullmatch(type(module).__name__):
+            handles.append(module.register_forward_hook(Hook(_indexer_hook(recorder, path))))
         if pattern is not None and re.fullmatch(pattern, path):
             handles.append(module.register_forward_hook(Hook(_module_hook(recorder, path)), with_kwargs=True))
     probe = _first_product(root.model)
@@ -97,6 +101,21 @@ def _router_hook(recorder: Recorder, path: str) -> Any:
             weights = next((t for t in tensors if t.is_floating_point() and t.shape == indices.shape), None)
             if weights is not None:
                 keep_tensor(recorder, weights, kind="router", name=path, field="weights", micro_batch=index)
+
+    return observe
+
+
+def _indexer_hook(recorder: Recorder, path: str) -> Any:
+    """Record the keys that an indexer of sparse attention chose: (rows, queries, k) positions in the row."""
+
+    def observe(module: nn.Module, args: Tuple[Any, ...], output: Any) -> None:
+        if is_compiling() or not isinstance(output, torch.Tensor) or output.dim() != 3:
+            return
+        if output.is_floating_point() or output.dtype is torch.bool or not _first_call(recorder, "router", path):
+            return
+        with recorder.guarded(f"indexer {path}"):
+            index = recorder.micro_batch().index
+            keep_tensor(recorder, output, kind="router", name=path, field="keys", micro_batch=index)
 
     return observe
 

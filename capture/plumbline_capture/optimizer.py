@@ -11,6 +11,7 @@ from plumbline_capture.backward import keep_gradients
 from plumbline_capture.calls import to_float
 from plumbline_capture.format import json_value
 from plumbline_capture.forward import adopt_optimizer, finish
+from plumbline_capture.probe import ask_after
 from plumbline_capture.represent import keep_tensor
 from plumbline_capture.roots import Name
 from plumbline_capture.scalars import describe_scalars
@@ -44,6 +45,10 @@ def hook_optimizers(recorder: Recorder) -> None:
             return
         if recorder.active:
             _record_after(recorder, optimizer)
+            if recorder.settings.export is not None and recorder.step == max(recorder.settings.steps):
+                assert recorder.root is not None
+                with recorder.shielded("probes after the last step"):
+                    ask_after(recorder, recorder.root.outer)
             with recorder.guarded("step file"):
                 write_step(recorder)
             with recorder.guarded("rank file"):

@@ -15,12 +15,15 @@ from torch import nn
 
 from plumbline_capture.calls import output_field
 from plumbline_capture.environment import cuda_in_use
-from plumbline_capture.probe_file import DECODE, TRAINING, read_probes
+from plumbline_capture.probe_file import DECODE, FORWARD, TRAINING, read_probes
 from plumbline_capture.represent import keep_tensor
 from plumbline_capture.state import Recorder, rank_of_process
 
 _ROWS = 64
 """positions whose log-softmax is taken at once: (64, vocabulary) float64"""
+
+LONGEST_AGAIN = 256
+"""positions of a probe that is asked again after the last step, and of the exported model"""
 
 
 def ask(recorder: Recorder, model: nn.Module) -> None:
@@ -40,6 +43,25 @@ def ask(recorder: Recorder, model: nn.Module) -> None:
                 answer = _decode(model, inputs) if probe["kind"] == DECODE else _forward(model, inputs)
                 for field, tensor in (*inputs.items(), ("log_probs", answer)):
                     keep_tensor(recorder, tensor, kind="probe", name=probe["name"], field=field)
+
+
+def ask_after(recorder: Recorder, model: nn.Module) -> None:
+    """Record what the model answers after the last recorded step, as tensors of kind `probe_after`; see `export`."""
+    with _as_before(model), torch.no_grad():
+        model.eval()
+        answer_again(recorder, model, kind="probe_after")
+
+
+def answer_again(recorder: Recorder, model: nn.Module, *, kind: str) -> None:
+    """Keep the answers of a model in evaluation mode to every short probe that is one forward."""
+    assert recorder.settings.probes is not None
+    device = next(model.parameters()).device
+    for probe in read_probes(recorder.settings.probes):
+        if probe["kind"] != FORWARD or len(probe["inputs"]["input_ids"][0]) > LONGEST_AGAIN:
+            continue
+        with recorder.shielded(f"{kind} {probe['name']}"):
+            inputs = {name: torch.tensor(rows, device=device) for name, rows in probe["inputs"].items()}
+            keep_tensor(recorder, _forward(model, inputs), kind=kind, name=probe["name"], field="log_probs")
 
 
 def _forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -32,6 +32,8 @@ class Settings:
     """JSON file of probes (see `probe.read_probes`) to ask the model before its first step"""
     checkpoints: Tuple[str, ...] = ()
     """directories of saved checkpoints, absolute, that are read once the command has ended"""
+    export: Optional[str] = None
+    """directory, absolute, of the model that the command exports in the end; trained and exported, it is asked again"""
 
     @property
     def mode(self) -> str:
@@ -61,4 +63,5 @@ def parse_settings(value: str) -> Settings:
         preload=tuple(content["preload"]),
         probes=content["probes"],
         checkpoints=tuple(content["checkpoints"]),
+        export=content.get("export"),
     )

@@ -42,6 +42,8 @@ class MicroBatch:
     """(targets, token losses) of each cross-entropy, in order"""
     fallback: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
     """(logits, labels) to compute token losses from where no loss function was seen"""
+    unlabelled: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
+    """(logits, token ids) of a forward without labels, should its loss be computed where no loss function is seen"""
 
     def to_record(self) -> Dict[str, Any]:
         """Return the entry of the step record."""

@@ -5,7 +5,8 @@ same rows without accumulation (or, for a run without, with its rows split). No 
 noise floor is that of the reference step.
 Catches: a mean of micro-batch means, undivided or doubly divided losses, gradients cleared or clipped between
 micro-batches.
-Cannot see: faults that do not depend on the split.
+Cannot see: faults that do not depend on the split. Where the two runs chose other experts, or other keys of sparse
+attention, for a token, their gradients need not agree: inconclusive, unless they do.
 Cost: one more framework run of one step.
 """
 
@@ -22,7 +23,9 @@ from checks.captures.differences import Difference, Projection, difference, proj
 from checks.check import Check, inconclusive
 from checks.diagnosis.signatures import read_gradients
 from checks.material import Material
+from checks.references.batch import UnreadableBatch, read_step
 from checks.references.reference import Reference
+from checks.references.same_choices import RecordedStep, compare_choices, say_other_choices
 from checks.roles import Role
 from checks.spec import RunSpec
 from checks.tolerance import MULTIPLES, judge_scale, judge_tensor, limits_by_kind
@@ -46,7 +49,43 @@ def judge(material: Material) -> Verdict:
             NAME,
             "the two runs trained on different rows, so the identity says nothing; give a data set with a fixed order",
         )
-    return _compare(split, merged, reference, material.spec)
+    verdict = _compare(split, merged, reference, material.spec)
+    if verdict.status is not Status.FAIL:
+        return verdict
+    if reference.auxiliary:
+        return inconclusive(
+            NAME,
+            "the run adds a load-balancing loss, which is not the same over micro-batches as over one batch, so that "
+            "the gradients need not agree; step.gradients and step.moe judge it, or set router_aux_loss_coef to 0",
+            measurements=verdict.measurements,
+            detection_limits=verdict.detection_limits,
+            evidence=verdict.evidence,
+        )
+    return _excuse_choices(material, reference, verdict)
+
+
+def _excuse_choices(material: Material, reference: Reference, failed: Verdict) -> Verdict:
+    """Inconclusive where the two runs chose otherwise for a token; `failed` where they did not."""
+    split, merged = material.capture, material.capture_of(Role.MERGED)
+    assert split is not None
+    assert merged is not None
+    step = reference.step
+    corpus = None if material.dataset is None else material.dataset.corpus
+    try:
+        theirs = RecordedStep(merged, step, read_step(merged, step, corpus=corpus))
+    except UnreadableBatch:
+        return failed
+    others = compare_choices(RecordedStep(split, step, reference.micro_batches), theirs)
+    if not others:
+        return failed
+    return inconclusive(
+        NAME,
+        f"between the two runs {say_other_choices(others)}, so that their gradients need not agree, and they do not; "
+        "step.gradients judges each choice and the gradient that follows from it",
+        measurements=failed.measurements,
+        detection_limits=failed.detection_limits,
+        evidence=failed.evidence,
+    )
 
 
 def _compare(split: Capture, merged: Capture, reference: Reference, spec: RunSpec) -> Verdict:

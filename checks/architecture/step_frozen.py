@@ -30,7 +30,7 @@ def judge(material: Material) -> Verdict:
         return inconclusive(NAME, material.why_not())
     first, last = capture.steps[0], capture.steps[-1]
     asked = _asked_to_train(material, capture, first)
-    moved = _movements(capture, first, last)
+    moved = measure_movements(capture, first, last)
     if not moved:
         return inconclusive(NAME, "no parameter was recorded both before the first step and after the last")
     rates = [material.asked_rate(step) for step in range(first, last + 1)]
@@ -82,7 +82,7 @@ def _asked_to_train(material: Material, capture: Capture, step: int) -> frozense
     return frozenset(material.expected_adapters if material.spec.lora else (*record.trainable, *record.frozen))
 
 
-def _movements(capture: Capture, first: int, last: int) -> dict[str, float]:
+def measure_movements(capture: Capture, first: int, last: int) -> dict[str, float]:
     """‖after the last step − before the first‖ / ‖before‖ by sketch, for what was recorded at both.
 
     A frozen parameter has no update, and is recorded before each captured step only.

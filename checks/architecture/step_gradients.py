@@ -17,6 +17,7 @@ from checks.architecture.step_loss import forward_differs, read_positions, read_
 from checks.captures.capture import Capture
 from checks.captures.differences import Difference, record_difference
 from checks.check import Check, inconclusive
+from checks.diagnosis.first_divergence import describe_modules
 from checks.diagnosis.signatures import Signature, read_gradients, scale_spread
 from checks.material import Material
 from checks.references.reference import Reference
@@ -139,7 +140,7 @@ def _decide(
         shared,
         pattern=signature.pattern,
         first_wrong=signature.where,
-        evidence=evidence | {"modules": _modules(material)},
+        evidence=evidence | {"modules": describe_modules(material.divergence) if material.divergence else []},
     )
 
 
@@ -188,9 +189,9 @@ def _read_choices(reference: Reference, multiple: float) -> Signature | None:
         return None
     worst = max(wrong, key=lambda c: c.margin)
     return Signature(
-        f"{worst.router} chose other experts than its scores say for {worst.differing} of {worst.tokens} tokens, by a "
-        f"margin of up to {worst.margin:.3g} where the scores' noise is {worst.floor:.2g}; given those experts every "
-        "gradient agrees",
+        f"{worst.router} chose other {worst.what} than its scores say for {worst.differing} of {worst.tokens} tokens, "
+        f"by a margin of up to {worst.margin:.3g} where the scores' noise is {worst.floor:.2g}; given those "
+        f"{worst.what} every gradient agrees",
         Pattern.MODEL_DEFINITION,
         worst.router,
     )
@@ -218,9 +219,9 @@ def _scale_measurement(scale: ScaleJudgement) -> Measurement:
 
 
 def _choice_measurement(choice: ChoiceError, multiple: float) -> Measurement:
-    """A router's choice may differ only where its float64 score lost by less than the score's own noise."""
+    """A router's or an indexer's choice may differ only where its float64 score lost by less than the score's noise."""
     threshold = 2.0 * multiple * choice.floor
-    name = f"experts chosen by {choice.router} ({choice.differing} of {choice.tokens} tokens differ)"
+    name = f"{choice.what} chosen by {choice.router} ({choice.differing} of {choice.tokens} tokens differ)"
     holds = choice.margin <= threshold
     return Measurement(name, choice.margin, threshold, holds, choice.floor, threshold, unit="score")
 
@@ -252,22 +253,6 @@ def _blocks(judgement: TensorJudgement, reference: Reference, multiple: float) -
         "count": errors.numel(),
         "worst": [[k, float(errors[k]), float(norms[k]), float(floors[k]), multiple * float(floors[k])] for k in worst],
     }
-
-
-def _modules(material: Material) -> list[dict[str, object]]:
-    if material.divergence is None:
-        return []
-    return [
-        {
-            "module": m.module,
-            "class": m.class_name,
-            "error": m.error,
-            "floor": m.floor,
-            "threshold": m.threshold,
-            "holds": m.holds,
-        }
-        for m in material.divergence.modules
-    ]
 
 
 CHECK = Check(NAME, "every gradient is that of the loss's definition", __doc__ or "", judge, reference=True)

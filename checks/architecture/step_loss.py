@@ -3,7 +3,8 @@
 Reference: the loss from its definition, on the reference model in float64, each document alone. The target of
 position t must be token t + 1 of the same document, whichever side does the shifting.
 Catches: labels shifted twice or not at all, a wrong position, window, scale or rope from some position on, a leak
-between documents, a term that the objective does not have.
+between documents, a term that the objective does not have, labels that are smoothed (`hf-label-smoothing-ga`). Where a
+trainer computes its loss out of sight, the targets are those that the data imply.
 Cannot see: which tokens *should* count (`data.mask`), faults that keep every token's loss within the printed limit.
 Cost: one float64 step and the noise variants, shared with the other step checks.
 """
@@ -16,6 +17,7 @@ import torch
 
 from checks.check import Check, inconclusive
 from checks.diagnosis.signatures import Signature
+from checks.diagnosis.smoothing import read_smoothing
 from checks.material import Material
 from checks.references.batch import IGNORED, MicroBatch
 from checks.references.reference import Reference
@@ -141,7 +143,8 @@ def _compare(material: Material, reference: Reference) -> Verdict:
         signature = read_positions(reference, errors, threshold)
     else:
         objective = measurements[-1]
-        signature = Signature(
+        smoothed = read_smoothing(material.capture, material.batches, allowed=objective.threshold)
+        signature = smoothed or Signature(
             f"every token's loss agrees, but the scalar that is back-propagated is off by {objective.value:.3g} of "
             "itself: it is not their mean over the counted tokens (see step.denominator)",
             Pattern.OBJECTIVE_SCALE,

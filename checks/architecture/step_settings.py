@@ -149,7 +149,14 @@ def _never_loaded(capture: Capture, reference: Reference) -> list[str]:
 def _dtype_mismatches(material: Material, capture: Capture, step: int) -> Iterator[str]:
     model = capture.step(step).model
     asked = str(PARAMETER_DTYPES[material.spec.precision])
+    kept = material.float32_names
     others = {dtype: count for dtype, count in model.parameter_dtypes.items() if dtype != asked}
+    if others.get("torch.float32") == len(kept):
+        del others["torch.float32"]
+    records = capture.tensors(step, "parameter_before")
+    narrowed = sorted(name for name in kept if name in records and records[name].dtype != "torch.float32")
+    if narrowed:
+        yield f"{narrowed[0]} is held in {asked.removeprefix('torch.')}, which its class keeps in float32"
     if others:
         shown = ", ".join(f"{count} in {dtype.removeprefix('torch.')}" for dtype, count in others.items())
         yield f"parameters are held in other dtypes than {asked.removeprefix('torch.')}: {shown}"

@@ -79,7 +79,14 @@ def judge(material: Material) -> Verdict:
 
 def _judge_step(material: Material, capture: Capture, step: int) -> Verdict:
     spec = material.spec
-    updates = replay_update(spec, capture, step, decaying=material.weight_decay_names, total_steps=material.total_steps)
+    updates = replay_update(
+        spec,
+        capture,
+        step,
+        decaying=material.weight_decay_names,
+        total_steps=material.total_steps,
+        float32=material.float32_names,
+    )
     if not updates:
         return inconclusive(NAME, f"step {step}: no parameter was recorded before and after the update")
     multiple = MULTIPLES["float32"] if spec.precision != "bf16_params" else MULTIPLES["bf16_params"]

@@ -20,7 +20,8 @@ class LogRecord:
 
     `loss` is the mean over the step's counted tokens as the framework computes it, `grad_norm` the norm before
     clipping, `learning_rate` the one that the step was taken with. `tokens` is how many the run had seen by then, and
-    `seconds` how long it had trained: as logged, else the run's mean step times the number of steps.
+    `seconds` how long it had trained: as logged, else the run's mean step times the number of steps. `eval_loss` is
+    that of an evaluation after so many steps; its record has nothing else.
     """
 
     step: int
@@ -29,6 +30,7 @@ class LogRecord:
     learning_rate: float | None
     tokens: float | None = None
     seconds: float | None = None
+    eval_loss: float | None = None
 
 
 def keep_log(directory: Path, records: Sequence[LogRecord]) -> None:
@@ -47,9 +49,13 @@ def load_log(directory: Path) -> tuple[LogRecord, ...]:
     if not file.is_file():
         return ()
     try:
-        names = [field.name for field in fields(LogRecord)]
+        names = [field.name for field in fields(LogRecord) if field.name not in ("step", "eval_loss")]
         return tuple(
-            LogRecord(step=int(entry["step"]), **{name: _read(entry[name]) for name in names if name != "step"})
+            LogRecord(
+                step=int(entry["step"]),
+                **{name: _read(entry[name]) for name in names},
+                eval_loss=_read(entry.get("eval_loss")),  # logs kept by an earlier release have none
+            )
             for entry in json.loads(file.read_text())
         )
     except (ValueError, KeyError, TypeError) as error:

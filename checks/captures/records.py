@@ -22,12 +22,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class CrossEntropyCall:
-    """One call of the loss kernel: how it reduced, and how many targets it counted."""
+    """One call of the loss kernel: how it reduced, how many targets it counted, and how far it smoothed them."""
 
     reduction: str
     ignore_index: int
     dtype: str
     counted: int
+    label_smoothing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,13 @@ def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
         num_items_in_batch=_number(raw.get("num_items_in_batch")),
         loss_source=raw.get("loss_source"),
         cross_entropy=tuple(
-            CrossEntropyCall(str(c["reduction"]), int(c["ignore_index"]), str(c["dtype"]), int(c["counted"]))
+            CrossEntropyCall(
+                str(c["reduction"]),
+                int(c["ignore_index"]),
+                str(c["dtype"]),
+                int(c["counted"]),
+                float(c.get("label_smoothing", 0.0)),
+            )
             for c in raw.get("cross_entropy", ())
         ),
     )

@@ -9,20 +9,18 @@ itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from checks.captures.capture import Capture
-from checks.references.batch import Document, MicroBatch
-from checks.references.step import ForwardBatch, forward_logits, lay_out
-
-Captured = Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]]
-"""module path → (input, output) of one micro-batch, in the framework's layout"""
+from checks.diagnosis.resynchronised import Captured, Outputs, captured_modules, run_resynchronised, slice_document
+from checks.diagnosis.rounding import Rounding
+from checks.references.batch import MicroBatch
+from checks.references.replaying import Chosen
 
 
 @dataclass(frozen=True)
@@ -42,23 +40,22 @@ class ModuleError:
 
 @dataclass(frozen=True)
 class Divergence:
-    """All modules in order of completion; `first` is the first wrong one, None when every module is right by itself."""
+    """All modules in order of completion; `first` is the first wrong one, None when every module is right by itself.
+
+    `deterministic`: whether a second pass repeated the step's gradients; `unsteady`: how far it was from doing so, in
+    thresholds of a gradient's error, and 0 where it did not begin from the same batch, weights and random state.
+    `rounding`: the lower precision that explains the first wrong module's output.
+    """
 
     modules: tuple[ModuleError, ...]
     not_comparable: tuple[str, ...]
     deterministic: bool
+    unsteady: float = 0.0
+    rounding: Rounding | None = None
 
     @property
     def first(self) -> ModuleError | None:
         return next((module for module in self.modules if not module.holds), None)
-
-
-@dataclass
-class _Outputs:
-    """One module's outputs, by micro-batch and document, and the class that ran."""
-
-    class_name: str
-    outputs: dict[tuple[int, Document], torch.Tensor] = field(default_factory=dict)
 
 
 def find_first_divergence(
@@ -79,20 +76,27 @@ def find_first_divergence(
     `exact`: the float64 reference, run inside `exact_mode`; `own_precision`: the same in the run's dtype, one a
     legitimate form; their deviation from `exact`, on the same inputs, is each module's floor.
     """
-    captured = [_captured_modules(capture, step, index) for index in range(len(micro_batches))]
+    captured = [captured_modules(capture, step, index) for index in range(len(micro_batches))]
+    chosen = Chosen.read(capture, step, micro_batches)
     with exact_mode:
-        truth = _run_resynchronised(exact, captured, micro_batches, dtype=torch.float64)
+        truth = run_resynchronised(exact, captured, micro_batches, chosen, dtype=torch.float64)
     floors: dict[str, float] = {}
+    unlike: set[str] = set()
     for model in own_precision:
         dtype = next(model.parameters()).dtype
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-            noisy = _run_resynchronised(model, captured, micro_batches, dtype=dtype)
+            noisy = run_resynchronised(model, captured, micro_batches, chosen, dtype=dtype)
         for path, sums in noisy.items():
-            if path in truth:
-                floors[path] = max(floors.get(path, 0.0), _deviation(sums, truth[path]))
+            if path not in truth:
+                continue
+            deviation = _deviation(sums, truth[path])
+            if deviation is None:
+                unlike.add(path)
+            else:
+                floors[path] = max(floors.get(path, 0.0), deviation)
     modules, skipped = [], []
     for path, sums in truth.items():
-        error = _captured_error(sums, captured, micro_batches, path)
+        error = None if path in unlike else _captured_error(sums, captured, micro_batches, path)
         if error is None:
             skipped.append(path)
             continue
@@ -103,152 +107,29 @@ def find_first_divergence(
     return Divergence(tuple(modules), tuple(skipped), deterministic)
 
 
-def _captured_modules(capture: Capture, step: int, index: int) -> Captured:
-    inputs = capture.micro_batch_tensors(step, "module_input", index)
-    outputs = capture.micro_batch_tensors(step, "module_output", index)
-    return {
-        name: (inputs[name].read("full") if name in inputs else None, record.read("full"))
-        for name, record in outputs.items()
-    }
-
-
-def _run_resynchronised(
-    model: nn.Module, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], *, dtype: torch.dtype
-) -> dict[str, _Outputs]:
-    """Run each document through the model, every module fed its captured input; outputs in order of completion.
-
-    One pass a level of nesting: feeding a module and its parts at once would hide what the module does between them.
-    """
-    paths = {path for modules in captured for path in modules if path and _submodule(model, path) is not None}
-    found: dict[str, _Outputs] = {}
-    levels = _levels(paths)
-    with torch.no_grad():
-        for level in levels:
-            for group in lay_out(micro_batches, "documents"):
-                for batch in group:
-                    piece = batch.pieces[0]
-                    shape = micro_batches[piece.micro].input_ids.shape
-                    _run_level(model, batch, captured[piece.micro], level, found, dtype=dtype, shape=shape)
-        return _in_order(model, found, lay_out(micro_batches, "documents"))
-
-
-def _levels(paths: set[str]) -> list[set[str]]:
-    """Modules by height: those that hold no other recorded module first. No level nests in itself."""
-    heights: dict[str, int] = {}
-    for path in sorted(paths, key=lambda p: -p.count(".")):
-        below = [heights[other] for other in heights if other.startswith(f"{path}.")]
-        heights[path] = 1 + max(below, default=-1)
-    return [{p for p, h in heights.items() if h == height} for height in sorted(set(heights.values()))]
-
-
-def _run_level(
-    model: nn.Module,
-    batch: ForwardBatch,
-    modules: Captured,
-    level: set[str],
-    found: dict[str, _Outputs],
-    *,
-    dtype: torch.dtype,
-    shape: torch.Size,
-) -> None:
-    """One document's forward with the modules of one level fed their captured inputs and their outputs kept."""
-    piece = batch.pieces[0]
-    handles = []
-    for path in level & set(modules):
-        module = model.get_submodule(path)
-        given = modules[path][0]
-        part = None if given is None else slice_document(given, piece.document, shape)
-        if part is not None:
-            feed = _feeder(part.to(dtype) if part.is_floating_point() else part)
-            handles.append(module.register_forward_pre_hook(feed, with_kwargs=True))
-        handles.append(module.register_forward_hook(_keeper(found, path, (piece.micro, piece.document))))
-    try:
-        forward_logits(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _in_order(
-    model: nn.Module, found: Mapping[str, _Outputs], groups: Sequence[Sequence[ForwardBatch]]
-) -> dict[str, _Outputs]:
-    """The modules in the order in which one forward completes them."""
-    order: list[str] = []
-    handles = [
-        model.get_submodule(path).register_forward_hook(lambda _m, _a, _o, path=path: order.append(path))
-        for path in found
+def describe_modules(divergence: Divergence) -> list[dict[str, object]]:
+    """JSON values of every compared module, for a verdict's evidence."""
+    return [
+        {
+            "module": module.module,
+            "class": module.class_name,
+            "error": module.error,
+            "floor": module.floor,
+            "threshold": module.threshold,
+            "holds": module.holds,
+        }
+        for module in divergence.modules
     ]
-    try:
-        forward_logits(model, groups[0][0])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {path: found[path] for path in dict.fromkeys(order)}
 
 
-def slice_document(tensor: torch.Tensor, document: Document, shape: torch.Size) -> torch.Tensor | None:
-    """The part of a captured (B, S, …), (B·S, …) or (1, S, …) tensor that belongs to a document, batch axis kept.
-
-    None where the tensor is not laid along the batch.
-    """
-    rows, length = shape
-    span = slice(document.start, document.stop)
-    if tensor.dim() >= 2 and tuple(tensor.shape[:2]) == (rows, length):
-        return tensor[document.row : document.row + 1, span]
-    if tensor.dim() >= 1 and tensor.shape[0] == rows * length:
-        return tensor.reshape(rows, length, *tensor.shape[1:])[document.row, span]
-    if tensor.dim() >= 2 and tuple(tensor.shape[:2]) == (1, length):
-        return tensor[:, span]
-    return None
-
-
-def _feeder(value: torch.Tensor) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A pre-hook that puts the captured input in the place of the first floating tensor argument."""
-
-    def feed(
-        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        for index, argument in enumerate(args):
-            if _replaceable(argument, value):
-                return (*args[:index], value.reshape(argument.shape), *args[index + 1 :]), kwargs
-        for key, argument in kwargs.items():
-            if _replaceable(argument, value):
-                return args, {**kwargs, key: value.reshape(argument.shape)}
-        return args, kwargs
-
-    return feed
-
-
-def _replaceable(argument: object, value: torch.Tensor) -> bool:
-    return isinstance(argument, torch.Tensor) and argument.is_floating_point() and argument.numel() == value.numel()
-
-
-def _keeper(found: dict[str, _Outputs], path: str, key: tuple[int, Document]) -> Callable[..., None]:
-    def keep(module: nn.Module, _args: object, output: object) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            sums = found.setdefault(path, _Outputs(type(module).__name__))
-            sums.outputs[key] = tensor.detach().to(torch.float64)
-
-    return keep
-
-
-def first_tensor(output: object) -> torch.Tensor | None:
-    """The first floating tensor of a module's output (tuples and model outputs are searched in order)."""
-    if isinstance(output, torch.Tensor):
-        return output if output.is_floating_point() else None
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return next((tensor for value in values if (tensor := first_tensor(value)) is not None), None)
-
-
-def _deviation(noisy: _Outputs, truth: _Outputs) -> float:
-    """‖noisy − truth‖ / ‖truth‖ over the documents."""
+def _deviation(noisy: Outputs, truth: Outputs) -> float | None:
+    """‖noisy − truth‖ / ‖truth‖ over the documents; None for parts of an expert that was given other tokens."""
     pairs = [(noisy.outputs[key], value) for key, value in truth.outputs.items() if key in noisy.outputs]
-    return _relative(pairs)
+    return None if any(a.shape != b.shape for a, b in pairs) else _relative(pairs)
 
 
 def _captured_error(
-    truth: _Outputs, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], path: str
+    truth: Outputs, captured: Sequence[Captured], micro_batches: Sequence[MicroBatch], path: str
 ) -> float | None:
     pairs = []
     for (micro, document), value in truth.outputs.items():
@@ -266,10 +147,3 @@ def _relative(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     if square == 0.0:
         return 0.0 if error == 0.0 else math.inf
     return math.sqrt(error / square)
-
-
-def _submodule(model: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        return None

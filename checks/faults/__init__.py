@@ -19,6 +19,7 @@ from checks.faults.entries.model import MODEL_FAULTS
 from checks.faults.entries.numerics import NUMERICS_FAULTS
 from checks.faults.entries.objective import OBJECTIVE_FAULTS
 from checks.faults.entries.parallel import PARALLEL_FAULTS
+from checks.faults.entries.whole_runs import WHOLE_RUN_FAULTS
 
 __all__ = ["FAULTS", "Fault", "fault", "was_in_force"]
 
@@ -30,6 +31,7 @@ FAULTS: tuple[Fault, ...] = (
     *NUMERICS_FAULTS,
     *CHECKPOINT_FAULTS,
     *PARALLEL_FAULTS,
+    *WHOLE_RUN_FAULTS,
 )
 
 

@@ -3,7 +3,7 @@
 A model whose adapters leave that projection out loses its first adapted module instead.
 
 Modelled on swift-adapter-frozen-after-initial-save, https://github.com/modelscope/ms-swift/pull/9452
-Must be seen by step.update.
+Must be seen by step.lora.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They are held in float32 afterwards.
 
 Modelled on automodel-gdn-decay-rounded-to-bf16, https://github.com/NVIDIA-NeMo/Automodel/pull/2484
-Must be seen by step.settings.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Accumulation keeps eight bits.
 
 Modelled on automodel-gradient-reduction-bf16-default, https://github.com/NVIDIA-NeMo/Automodel/pull/2237
-Must be seen by step.gradients.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

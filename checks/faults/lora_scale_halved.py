@@ -3,7 +3,7 @@
 With lora_B at zero the first forward would hide it.
 
 Modelled on peft-rslora-scale-reset, https://github.com/huggingface/peft/pull/2775
-Must be seen by step.loss.
+Must be seen by step.lora.
 """
 
 from __future__ import annotations

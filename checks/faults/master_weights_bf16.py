@@ -3,7 +3,7 @@
 Every small update is lost.
 
 Modelled on automodel-fp32-master-weights-lost, https://github.com/NVIDIA-NeMo/Automodel/pull/1896
-Must be seen by step.settings.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

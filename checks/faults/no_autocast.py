@@ -3,7 +3,7 @@
 The run is more exact than asked, and slower.
 
 Modelled on accelerate-tp-bf16-no-autocast, https://github.com/huggingface/accelerate/pull/3610
-Must be seen by step.settings.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

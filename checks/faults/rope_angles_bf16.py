@@ -3,7 +3,7 @@
 Position times frequency keeps eight bits, so that the phase of late positions is wrong by a large part of a turn.
 
 Modelled on hf-rope-bf16-positions, https://github.com/huggingface/transformers/pull/29285
-Must be seen by step.loss.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

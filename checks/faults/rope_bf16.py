@@ -1,7 +1,7 @@
 """The rotary frequencies are rounded to bf16 and back after loading, as a model-wide cast would do.
 
 Modelled on automodel-rope-frequencies-rounded-to-bf16, https://github.com/NVIDIA-NeMo/Automodel/pull/2549
-Must be seen by step.gradients.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

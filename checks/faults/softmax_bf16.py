@@ -3,7 +3,7 @@
 Probabilities keep eight bits.
 
 Modelled on automodel-dsv4-router-softmax-bf16, https://github.com/NVIDIA-NeMo/Automodel/pull/2201
-Must be seen by step.loss.
+Must be seen by step.precision.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each step sees a part of the rows that it should.
 
 Modelled on accelerate-sync-each-batch-steps, https://github.com/huggingface/accelerate/pull/2790
-Must be seen by step.accumulation.
+Must be seen by environment.settings.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Reference: the run spec. Compared with what the framework's process held at each captured step: the precision of
 float32 matrix products (full, not TF32), the attention kernel, autocast, the dtypes of parameters, gradients and
 optimizer state (master weights and moments in float32 unless bfloat16 parameters were asked), gradient checkpointing,
-adapters, training mode.
+adapters, training mode, and the micro-batches of the first step.
 Catches: flags that are accepted and ignored (checkpointing that does not recompute, adapters that were not added,
 another attention), TF32 switched on by a library, moments kept in bfloat16 while float32 was asked, an autocast that
-is missing or of another dtype.
+is missing or of another dtype, an optimizer that steps after every micro-batch (`accelerate-sync-each-batch-steps`).
 Cannot see: switches that leave no trace in the process, such as a kernel chosen inside an operator; whether the
 numbers are right (`step.gradients`).
 Cost: nothing beyond the run.
@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from checks.captures.capture import Capture
+from checks.captures.capture import Capture, TensorRecord
 from checks.check import Check, inconclusive
 from checks.material import Material
 from checks.references.model import AUTOCAST, PARAMETER_DTYPES
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "environment.settings"
+MICRO_BATCHES = "micro-batches of a step"
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,22 @@ def judge(material: Material) -> Verdict:
     names = list(dict.fromkeys(switch.name for switch in wrong))
     more = f"; so are {', '.join(names[1:4])}" if len(names) > 1 else ""
     sentence = f"{first.name} is {first.in_force}, asked {first.asked}{more}"
-    precise = any(word in first.name for word in ("products", "dtype", "autocast"))
     return Verdict(
         NAME,
         Status.FAIL,
         sentence,
         measurements,
-        pattern=Pattern.PRECISION if precise else Pattern.MODEL_DEFINITION,
+        pattern=_read_pattern(first),
         first_wrong=first.name,
         evidence=evidence,
     )
+
+
+def _read_pattern(switch: Switch) -> Pattern:
+    if switch.name == MICRO_BATCHES:
+        return Pattern.OBJECTIVE_SCALE
+    precise = any(word in switch.name for word in ("products", "dtype", "autocast"))
+    return Pattern.PRECISION if precise else Pattern.MODEL_DEFINITION
 
 
 def _process(capture: Capture) -> Iterator[Switch]:
@@ -84,6 +91,8 @@ def _step(material: Material, capture: Capture, step: int) -> Iterator[Switch]:
     model = record.model
     held = PARAMETER_DTYPES[spec.precision]
     autocast = AUTOCAST[spec.precision]
+    if step == 1 and _fills_a_step(material, len(record.micro_batches)):
+        yield Switch(MICRO_BATCHES, step, str(spec.accumulation), str(len(record.micro_batches)))
     if model.attention is not None:
         yield Switch("attention", step, spec.attention, model.attention)
     yield Switch("autocast", step, str(autocast), str(model.autocast or None))
@@ -91,19 +100,39 @@ def _step(material: Material, capture: Capture, step: int) -> Iterator[Switch]:
     yield Switch("gradient checkpointing", step, _on(spec.gradient_checkpointing), _on(model.gradient_checkpointing))
     adapted = any(".lora_" in name for name in record.trainable)
     yield Switch("adapters", step, _on(spec.lora), _on(adapted))
-    yield Switch("dtype of parameters", step, str(held), _dtypes(model.parameter_dtypes))
-    yield Switch("dtype of gradients", step, str(held), _recorded(capture, step, "gradient"))
-    states = [record for record in capture.all_tensors(step, "optimizer_state") if record.field != "step"]
+    # What the model's class keeps in float32 is as asked there.
+    kept = material.float32_names
+    found = dict(model.parameter_dtypes)
+    if found.get("torch.float32") == len(kept):
+        del found["torch.float32"]
+    yield Switch("dtype of parameters", step, str(held), _dtypes(found))
+    yield Switch(
+        "dtype of gradients", step, str(held), _dtypes(r.dtype for r in _others(capture, step, "gradient", kept))
+    )
+    states = [record for record in _others(capture, step, "optimizer_state", kept) if record.field != "step"]
     if states:
         yield Switch("dtype of optimizer state", step, str(held), _dtypes(r.dtype for r in states))
+
+
+def _fills_a_step(material: Material, found: int) -> bool:
+    """Whether the data hold a whole first step; more micro-batches than asked are never a matter of the data."""
+    spec, dataset = material.spec, material.dataset
+    if found > spec.accumulation:
+        return True
+    if dataset is None:
+        return False
+    tokens = sum(min(len(document), spec.seq_len) for document in dataset.documents)
+    rows = tokens // spec.seq_len if spec.packing else len(dataset.documents)
+    return rows >= spec.dp_size * spec.batch * spec.accumulation
 
 
 def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-def _recorded(capture: Capture, step: int, kind: str) -> str:
-    return _dtypes(record.dtype for record in capture.all_tensors(step, kind))
+def _others(capture: Capture, step: int, kind: str, kept: frozenset[str]) -> list[TensorRecord]:
+    """The records of a kind, but for those of kept parameters that are in float32."""
+    return [r for r in capture.all_tensors(step, kind) if r.name not in kept or r.dtype != "torch.float32"]
 
 
 def _dtypes(names: Iterable[str]) -> str:

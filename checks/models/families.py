@@ -100,5 +100,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """family (Hugging Face `model_type`) → the settings in which the tiny model differs from the family's defaults"""
 
+ALIASES: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text"})
+"""family of a config with more than a language model → the family of its language model"""
+
 EAGER_ONLY = frozenset({"gpt_oss"})
 """families whose attention sinks no sdpa kernel can express (transformers raises for them)"""

@@ -12,14 +12,16 @@ from typing import Any
 from checks.errors import BadRequest
 from checks.models.cache import build_once, hash_content, hash_file
 from checks.models.checkpoint import check_tokenizer, compute_revision, find_weights, read_config, read_text_setting
-from checks.models.families import FAMILIES, VOCAB_SIZE
+from checks.models.families import ALIASES, FAMILIES, VOCAB_SIZE
 from checks.models.tiny import SEED, build_tiny, describe_recipe, estimate_bytes, write_checkpoint
 from checks.models.tokenizer import train_tokenizer, write_tokenizer
 
 PREFIX = "tiny:"
+SHRUNK = "shrunk:"
+"""before a config.json, or a directory with one: a small model of the same kind"""
 BUILD_LIMIT_BYTES = 2 * 1024**3
 """largest float32 checkpoint of random weights that is built from a bare config"""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,16 @@ class ResolvedModel:
 def resolve_model(text: str) -> ResolvedModel:
     """Return the checkpoint for `tiny:<family>`, a checkpoint directory, or a config.json (or a directory with one).
 
-    A bare config gets random, non-degenerate weights, built once in the cache. Raises BadRequest, one sentence that
-    names the file, for everything that cannot be loaded.
+    `shrunk:<config.json or its directory>` is a small model of the same kind. A bare config gets random, non-degenerate
+    weights, built once in the cache. Raises BadRequest, one sentence that names the file, for everything that cannot be
+    loaded.
     """
     if text.startswith(PREFIX):
         return _resolve_tiny(text.removeprefix(PREFIX))
+    if text.startswith(SHRUNK):
+        # Imported late: checks.models.shrunk resolves models itself.
+        resolved: ResolvedModel = import_module("checks.models.shrunk").resolve_shrunk(text.removeprefix(SHRUNK))
+        return resolved
     path = Path(text).expanduser()
     if not text or not path.exists():
         families = ", ".join(PREFIX + family for family in FAMILIES)
@@ -56,12 +63,12 @@ def resolve_model(text: str) -> ResolvedModel:
         raise BadRequest("model", f"{path} is a file other than config.json", "give config.json or its directory")
     directory = (path.parent if path.is_file() else path).resolve()
     config = read_config(directory)
-    _check_family(config, directory / "config.json")
+    check_family(config, directory / "config.json")
     weights = find_weights(directory)
     if path.is_file() or not weights:
         return _resolve_bare(directory, config)
     check_tokenizer(directory)
-    return _describe(directory, label=directory.name, config=config, weights=weights)
+    return describe(directory, label=directory.name, config=config, weights=weights)
 
 
 def check_positions(model: ResolvedModel, *, seq_len: int) -> None:
@@ -72,16 +79,18 @@ def check_positions(model: ResolvedModel, *, seq_len: int) -> None:
 
 
 def _resolve_tiny(family: str) -> ResolvedModel:
+    family = ALIASES.get(family, family)
     if family not in FAMILIES:
         near = get_close_matches(family, FAMILIES, n=3, cutoff=0.4) or sorted(FAMILIES)
         remedy = "use " + " or ".join(PREFIX + name for name in near)
         raise BadRequest("model", f"{PREFIX}{family} is no family that Plumbline knows", remedy)
     directory = build_tiny(family)
     config = read_config(directory)
-    return _describe(directory, label=PREFIX + family, config=config, weights=find_weights(directory))
+    return describe(directory, label=PREFIX + family, config=config, weights=find_weights(directory))
 
 
-def _check_family(config: Mapping[str, Any], file: Path) -> None:
+def check_family(config: Mapping[str, Any], file: Path) -> None:
+    """Raise BadRequest, with the nearest names, for a model_type that transformers itself does not have."""
     family = config["model_type"]
     if family in FAMILIES:
         return
@@ -103,7 +112,7 @@ def _resolve_bare(directory: Path, config: Mapping[str, Any]) -> ResolvedModel:
         raise BadRequest(f"model {file}", found, "put tokenizer.json and tokenizer_config.json beside it")
     if has_tokenizer:
         check_tokenizer(directory)
-    beside = {name: hash_file(directory / name) for name in _TOKENIZER_FILES if (directory / name).is_file()}
+    beside = {name: hash_file(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()}
     tokenizer: Any = beside if has_tokenizer else train_tokenizer()
     key = hash_content(describe_recipe(config, tokenizer=tokenizer))
 
@@ -118,14 +127,14 @@ def _resolve_bare(directory: Path, config: Mapping[str, Any]) -> ResolvedModel:
     built = build_once(f"config-{config['model_type']}-{key}", build)
     stand_in = "" if has_tokenizer else ", tokenizer is Plumbline's own"
     note = f"weights are random{stand_in}: built from {file} alone"
-    return _describe(built, label=directory.name, config=read_config(built), weights=find_weights(built), note=note)
+    return describe(built, label=directory.name, config=read_config(built), weights=find_weights(built), note=note)
 
 
 def _check_size(config: Mapping[str, Any], file: Path) -> None:
     try:
         size = estimate_bytes(config)
     except Exception as error:  # whatever transformers raises for a config it cannot build is the request's fault
-        raise _refuse_config(file, error) from None
+        raise refuse_config(file, error) from None
     if size > BUILD_LIMIT_BYTES:
         found = f"random weights for it would take {size / 1024**3:.1f} GiB, over {BUILD_LIMIT_BYTES / 1024**3:.0f}"
         remedy = "shrink num_hidden_layers, hidden_size or the experts in a copy of it, or give a real checkpoint"
@@ -138,17 +147,19 @@ def _build_from(config: Mapping[str, Any], target: Path, file: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # as above
-        raise _refuse_config(file, error) from None
+        raise refuse_config(file, error) from None
 
 
-def _refuse_config(file: Path, error: Exception) -> BadRequest:
+def refuse_config(file: Path, error: Exception) -> BadRequest:
+    """The error for whatever transformers raised of a config."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
     return BadRequest(f"model {file}", f"transformers cannot build it ({reason})", "correct the config")
 
 
-def _describe(
+def describe(
     directory: Path, *, label: str, config: Mapping[str, Any], weights: tuple[Path, ...], note: str | None = None
 ) -> ResolvedModel:
+    """A checkpoint directory as it is resolved, with its revision."""
     positions = read_text_setting(config, "max_position_embeddings")
     return ResolvedModel(
         path=directory,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.models.cache import build_once, hash_content, hash_file
-from checks.models.families import EAGER_ONLY, FAMILIES
+from checks.models.families import FAMILIES
 from checks.models.tokenizer import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
 
 SEED = 20
@@ -54,8 +54,7 @@ def write_checkpoint(settings: Mapping[str, Any], directory: Path, *, seed: int)
     spread_weights = import_module("checks.models.weights").spread_weights
     overrides = {key: value for key, value in settings.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = transformers.AutoConfig.for_model(settings["model_type"], **overrides)
-    attention = "eager" if settings["model_type"] in EAGER_ONLY else "sdpa"
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     spread_weights(model, seed=seed)
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(directory)
@@ -63,9 +62,17 @@ def write_checkpoint(settings: Mapping[str, Any], directory: Path, *, seed: int)
 
 def estimate_bytes(settings: Mapping[str, Any]) -> int:
     """Return the size of the float32 weights that a config describes, without allocating them."""
+    return 4 * sum(count_parameters(settings).values())
+
+
+def count_parameters(settings: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return how many values each parameter of a config's model has, without allocating them.
+
+    Raises what transformers raises for a config it cannot build.
+    """
     torch, transformers = import_module("torch"), import_module("transformers")
     overrides = {key: value for key, value in settings.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(settings["model_type"], **overrides)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    return 4 * sum(int(parameter.numel()) for parameter in model.parameters())
+    return {name: int(parameter.numel()) for name, parameter in model.named_parameters()}

@@ -105,9 +105,13 @@ def _find_head_dims(model: nn.Module) -> Mapping[str, int]:
     if hasattr(config, "qk_nope_head_dim"):
         nope = int(config.qk_nope_head_dim)
         return {"q_b_proj": nope + int(config.qk_rope_head_dim), "kv_b_proj": nope + int(config.v_head_dim)}
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    settings = config.to_dict()  # an attribute that differs between layers cannot be read off the config
+    heads, hidden = settings.get("num_attention_heads"), settings.get("hidden_size")
+    head_dim = settings.get("head_dim") or (hidden // heads if heads and hidden else None)
+    if head_dim is None:  # a model without attention
+        return {}
     # Not k_proj: without q/k norms its factor would multiply that of q_proj, and some heads would attend to one token.
-    return dict.fromkeys(("q_proj", "v_proj"), head_dim)
+    return dict.fromkeys(("q_proj", "v_proj"), int(head_dim))
 
 
 def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:

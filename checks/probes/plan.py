@@ -30,6 +30,9 @@ DECODED = 48
 """tokens of the probe that is decoded one by one, more than the window of a tiny model"""
 SEED = 7
 
+EVALUATED_ROWS = 8
+"""of the training data, from the first on: what a probed run evaluates before its first step"""
+
 
 @dataclass(frozen=True)
 class Probe:

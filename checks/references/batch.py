@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,11 +19,15 @@ class UnreadableBatch(ValueError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The token lists that the data set implies, each whole, with the length at which a run cuts them."""
+    """The token lists that the data set implies, each whole, with the length at which a run cuts them.
+
+    `all_learned`: every token of a document is to be learned.
+    """
 
     documents: tuple[tuple[int, ...], ...]
     seq_len: int
     pad_token_id: int | None
+    all_learned: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ class MicroBatch:
     """why the data did not give the boundaries"""
     asked: torch.Tensor | None = None
     """(B, S) bool: the positions that the batch's own labels ask to count; None when they do not say"""
+    mean_losses_seen: torch.Tensor | None = None
+    """(B, S) float64: −log p in the mean over the vocabulary, where the framework computed its loss out of sight; then
+    the targets are those that the data imply, and `token_losses_seen` follows from the framework's logits"""
 
     @property
     def next_tokens(self) -> torch.Tensor:
@@ -89,14 +96,16 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
     input_ids = fields["input_ids"].read("full") if "input_ids" in fields else None
     if input_ids is None:
         raise UnreadableBatch(f"micro-batch {index} of step {step} holds no input_ids")
-    targets = _aligned(capture, step, index, "target", input_ids)
-    if targets is None:
-        raise UnreadableBatch(f"micro-batch {index} of step {step} does not say which targets its loss counted")
     mask = fields["attention_mask"].read("full") if "attention_mask" in fields else None
     if mask is not None and mask.shape != input_ids.shape:
         mask = None
     found, source, reason = _documents(input_ids, mask, corpus)
     position_ids = fields["position_ids"].read("full") if "position_ids" in fields else None
+    targets = _aligned(capture, step, index, "target", input_ids)
+    if targets is None:
+        return _read_unlabelled(
+            capture, step, index, input_ids, found, source, all_learned=corpus is not None and corpus.all_learned
+        )
     return MicroBatch(
         input_ids=input_ids,
         targets_seen=targets,
@@ -110,10 +119,39 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
     )
 
 
-def _aligned(capture: Capture, step: int, index: int, kind: str, input_ids: torch.Tensor) -> torch.Tensor | None:
+def _read_unlabelled(
+    capture: Capture,
+    step: int,
+    index: int,
+    input_ids: torch.Tensor,
+    documents: tuple[Document, ...],
+    boundaries: str,
+    *,
+    all_learned: bool,
+) -> MicroBatch:
+    """A micro-batch whose loss was computed out of sight: every token of the data's documents is its target."""
+    losses = _aligned(capture, step, index, "next_token", input_ids, field="loss")
+    if losses is None or boundaries != "data" or not all_learned:
+        raise UnreadableBatch(f"micro-batch {index} of step {step} does not say which targets its loss counted")
+    empty = torch.full_like(input_ids, IGNORED)
+    micro = MicroBatch(input_ids, empty, empty != IGNORED, losses, None, documents, boundaries, None)
+    counted = micro.next_tokens != IGNORED
+    return replace(
+        micro,
+        targets_seen=micro.next_tokens,
+        counted=counted,
+        token_losses_seen=losses.masked_fill(~counted, 0.0),
+        mean_losses_seen=_aligned(capture, step, index, "next_token", input_ids, field="mean"),
+    )
+
+
+def _aligned(
+    capture: Capture, step: int, index: int, kind: str, input_ids: torch.Tensor, *, field: str | None = None
+) -> torch.Tensor | None:
     """A recorded (B, S), (B, S−1) or flat tensor laid along input_ids; the last position has no target."""
     rows, length = input_ids.shape
-    parts = [record.read("full") for record in capture.micro_batch_tensors(step, kind, index).values()]
+    records = capture.micro_batch_tensors(step, kind, index).values()
+    parts = [record.read("full") for record in records if record.field == field]
     tensors = [part for part in parts if part is not None]
     if len(tensors) != 1:
         return None

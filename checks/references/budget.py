@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from checks.captures.files import read_header
-from checks.references.batch import MicroBatch
 
 REFERENCE_BYTES = 32
 """A parameter's weight, float64 gradient, its copy for comparison, and one own-precision model with gradient and
@@ -23,6 +21,9 @@ FLOAT32_BYTES = 4
 
 BUDGET_SHARE = 0.8
 """Of the memory that is free now."""
+
+TRAINING_WORK = 100_000_000
+"""Steps times parameters of a reference that is trained about ten times over."""
 
 
 class OverBudget(ValueError):
@@ -41,14 +42,13 @@ def reference_memory(checkpoint: Path) -> int:
     return count_parameters(checkpoint) * REFERENCE_BYTES
 
 
-def estimate_trace_bytes(checkpoint: Path, micro_batches: Sequence[MicroBatch]) -> int:
+def estimate_trace_bytes(checkpoint: Path, *, tokens: int) -> int:
     """Bytes of every module's input, output and output gradient over one step, from the config's sizes.
 
     A decoder layer holds about 14 tensors of hidden_size and 5 of intermediate_size a token.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     config = config.get("text_config", config)
-    tokens = sum(micro.input_ids.numel() for micro in micro_batches)
     hidden, wide = int(config["hidden_size"]), int(config.get("intermediate_size", config["hidden_size"]))
     return tokens * int(config["num_hidden_layers"]) * (14 * hidden + 5 * wide) * TRACED_TENSORS * FLOAT32_BYTES
 
@@ -64,4 +64,19 @@ def check_memory(checkpoint: Path) -> None:
         raise OverBudget(
             f"the float64 reference needs about {need / 1e9:.1f} GB, and {budget / 1e9:.1f} GB are free; "
             "validate a shrunk model: give its config with fewer layers and smaller sizes as --model"
+        )
+
+
+def check_work(checkpoint: Path, *, steps: int) -> None:
+    """Refuse to train a reference over so many steps that it would take hours.
+
+    Raises:
+        OverBudget: with the work, the budget and the remedy.
+    """
+    parameters = count_parameters(checkpoint)
+    if steps * parameters > TRAINING_WORK:
+        raise OverBudget(
+            f"a reference trained over {steps} steps of {parameters:,} parameters is beyond the budget of "
+            f"{TRAINING_WORK:.0e} steps × parameters; set steps={max(TRAINING_WORK // parameters, 1)}, or validate a "
+            "shrunk model: give its config with fewer layers and smaller sizes as --model"
         )

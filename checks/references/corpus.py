@@ -16,4 +16,4 @@ def render_corpus(spec: RunSpec) -> Corpus | None:
         documents = tuple(render_document(sample, tokenizer).token_ids for sample in read_samples(spec.data))
     except BadRequest:
         return None
-    return Corpus(documents, spec.seq_len, tokenizer.pad_token_id)
+    return Corpus(documents, spec.seq_len, tokenizer.pad_token_id, all_learned=not spec.assistant_only)

@@ -38,7 +38,7 @@ class Dataset:
     @property
     def corpus(self) -> Corpus:
         """The documents as the packed rows' boundaries are looked for in."""
-        return Corpus(self.documents, self.seq_len, self.tokenizer.pad_token_id)
+        return Corpus(self.documents, self.seq_len, self.tokenizer.pad_token_id, all_learned=not self.assistant_only)
 
     def cut(self, index: int) -> tuple[int, ...]:
         """The tokens of a sample that a run trains on."""

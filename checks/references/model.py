@@ -7,7 +7,7 @@ them) and steps after the first; both are said in `Reference.notes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from checks.references.float32_names import read_float32_names
 from checks.references.hf import lift_casts, load_hf, shared_code
 from checks.references.lora import apply_lora
 from checks.references.plain import UnsupportedModel, load_plain
@@ -61,10 +62,18 @@ def choose_source(checkpoint: Path) -> ModelSource:
 def build_model(
     source: ModelSource, spec: RunSpec, state: State, *, dtype: torch.dtype, attention: Attention
 ) -> nn.Module:
-    """The reference model in `dtype`, its weights rounded through the run's parameter dtype first."""
-    load = load_plain if source.plain else load_hf
-    model: nn.Module = load(source.checkpoint, dtype=dtype, attention=attention)
-    _round_parameters(model, PARAMETER_DTYPES[spec.precision])
+    """The reference model in `dtype`, its weights rounded through the run's parameter dtype first.
+
+    What the checkpoint's class declares to keep in float32 is not rounded, and in a narrower `dtype` stays float32.
+    """
+    stored = PARAMETER_DTYPES[spec.precision]
+    kept = read_float32_names(source.checkpoint, stored)
+    model: nn.Module
+    if source.plain:
+        model = load_plain(source.checkpoint, dtype=dtype, attention=attention, float32=kept)
+    else:
+        model = load_hf(source.checkpoint, dtype=dtype, attention=attention)
+    _round_parameters(model, stored, kept=kept)
     if state.parameters:
         _replace_parameters(model, state.parameters)
     if state.adapters:
@@ -72,11 +81,11 @@ def build_model(
     return model
 
 
-def _round_parameters(model: nn.Module, stored: torch.dtype) -> None:
+def _round_parameters(model: nn.Module, stored: torch.dtype, *, kept: Collection[str]) -> None:
     """Round weights to what the run holds them in, so that only the run's computation is compared, not its rounding."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dtype.itemsize > stored.itemsize:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype.itemsize > stored.itemsize and name not in kept:
                 parameter.copy_(parameter.to(stored))
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 
 from checks.captures.blocks import blocks_of
 from checks.captures.capture import Capture
 from checks.captures.differences import Projection, project
+from checks.references.auxiliary import is_router
 from checks.references.batch import MicroBatch
 from checks.references.budget import check_memory
 from checks.references.model import ModelSource, State, float64_mode
+from checks.references.router_weights import WeightError, judge_weights, read_weights
 from checks.references.routing import ChoiceError, judge_choices, read_choices
+from checks.references.selection import judge_selections, read_selections
 from checks.references.variants import StepInputs, Variant, compute_variants
 from checks.spec import RunSpec
 from checks.tolerance import EPSILON, Floor, measure_floor
@@ -26,7 +30,11 @@ class NoReference(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """`gradients`: name → float64 projection; `weights`: name → projection of the weights it started from."""
+    """`gradients`: name → float64 projection; `weights`: name → projection of the weights it started from.
+
+    `router_weights`: what the routers give to the experts chosen, judged; `auxiliary_gradients`: of the routers'
+    parameters, the part of `gradients` that is the auxiliary term's, empty where there is none.
+    """
 
     source: ModelSource
     step: int
@@ -42,6 +50,8 @@ class Reference:
     lifted_casts: tuple[str, ...]
     notes: tuple[str, ...]
     epsilon: float
+    router_weights: tuple[WeightError, ...] = ()
+    auxiliary_gradients: Mapping[str, Projection] = field(default_factory=dict)
 
     @property
     def mean_square(self) -> float:
@@ -92,6 +102,7 @@ def compute_reference(
         trainable=frozenset(capture.step(step).trainable),
         config=root_config(capture, step),
         choices=read_choices(capture, step, micro_batches),
+        selections=read_selections(capture, step, micro_batches),
     )
     if inputs.denominator == 0:
         raise NoReference("the batch counts no token, so there is no loss to define")
@@ -101,7 +112,9 @@ def compute_reference(
     with float64_mode(source) as lifted:
         exact = inputs.compute(model, exact=True)
     gradients = _project_all(exact.result.gradients, inputs.config)
+    auxiliary_gradients = _auxiliary_gradients(inputs, model, exact.result.gradients)
     variants = tuple(compute_variants(inputs, exact.result, gradients))
+    noisy = [variant.scores for variant in variants]
     return Reference(
         source=source,
         step=step,
@@ -113,13 +126,36 @@ def compute_reference(
         gradients=gradients,
         weights=weights,
         variants=variants,
-        choices=judge_choices(
-            inputs.choices, exact.scores, [variant.scores for variant in variants], groups=exact.groups
+        choices=(
+            *judge_choices(inputs.choices, exact.scores, noisy, groups=exact.groups),
+            *judge_selections(inputs.selections, exact.scores, noisy),
         ),
         lifted_casts=tuple(lifted),
         notes=tuple(notes),
         epsilon=EPSILON[spec.precision],
+        router_weights=judge_weights(
+            read_weights(capture, step, micro_batches), exact.weights, [variant.weights for variant in variants]
+        ),
+        auxiliary_gradients=auxiliary_gradients,
     )
+
+
+def _auxiliary_gradients(
+    inputs: StepInputs, model: nn.Module, gradients: Mapping[str, torch.Tensor]
+) -> dict[str, Projection]:
+    """What the auxiliary term adds to the routers' gradients: those of the step, less those of the step without it."""
+    if not inputs.has_auxiliary():
+        return {}
+    with float64_mode(inputs.source):
+        alone = replace(inputs, config={}).compute(model, exact=True).result.gradients
+    names = [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if is_router(module)
+        for name, _ in module.named_parameters(recurse=False)
+    ]
+    added = {name: gradients[name] - alone.get(name, 0.0) for name in names if name in gradients}
+    return _project_all(added, inputs.config)
 
 
 def _project_all(tensors: Mapping[str, torch.Tensor], config: Mapping[str, object]) -> dict[str, Projection]:

@@ -30,24 +30,36 @@ Choices = Mapping[str, tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class ChoiceError:
-    """One router's choices against the float64 scores: how many tokens chose otherwise, and by what margin at most."""
+    """One router's choices against the float64 scores: how many tokens chose otherwise, and by what margin at most.
+
+    `what`: experts, or the keys of sparse attention, whose router is the indexer.
+    """
 
     router: str
     tokens: int
     differing: int
     margin: float
     floor: float
+    what: str = "experts"
 
 
 def read_choices(capture: Capture, step: int, micro_batches: Sequence[MicroBatch]) -> Choices:
     """The recorded choices laid along (B, S); routers whose record cannot be laid so are left out."""
+    laid = lay_records(capture, step, micro_batches, kind="indices")
+    return {path: tuple(part.long() for part in parts) for path, parts in laid.items()}
+
+
+def lay_records(
+    capture: Capture, step: int, micro_batches: Sequence[MicroBatch], *, kind: str
+) -> dict[str, tuple[torch.Tensor, ...]]:
+    """router → (B, S, k) a micro-batch of its records of one kind, of those that have it in every micro-batch."""
     found: dict[str, list[torch.Tensor]] = {}
     for index, micro in enumerate(micro_batches):
         for key, record in capture.micro_batch_tensors(step, "router", index).items():
-            path, _, kind = key.rpartition("/")
-            indices = record.read("full") if kind == "indices" else None
-            if indices is not None and indices.numel() % micro.input_ids.numel() == 0:
-                found.setdefault(path, []).append(indices.long().reshape(*micro.input_ids.shape, -1))
+            path, _, field_ = key.rpartition("/")
+            values = record.read("full") if field_ == kind else None
+            if values is not None and values.numel() % micro.input_ids.numel() == 0:
+                found.setdefault(path, []).append(values.reshape(*micro.input_ids.shape, -1))
     return {path: tuple(parts) for path, parts in found.items() if len(parts) == len(micro_batches)}
 
 
@@ -57,12 +69,14 @@ class Replay:
 
     `scores`: router → micro-batch → (B, S, E) in the model's dtype, NaN at padding, −∞ outside a token's groups;
     `groups`: the same before that, (B, S, groups, experts a group), for routers that limit their choice to groups.
+    `weights`: (B, S, k), what the router gives to the experts chosen, in the order of `choices`.
     """
 
     choices: Choices
     micro_batches: Sequence[MicroBatch]
     scores: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     groups: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    weights: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     _batch: ForwardBatch | None = None
     _handles: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
 
@@ -78,8 +92,14 @@ class Replay:
                 modes.append(_ReplayTopK(self._wanted(path), keep, keep_groups=keep_groups, experts=experts))
                 modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
-            def leave(_module: nn.Module, _args: object, _out: object, modes: list[_ReplayTopK] = modes) -> None:
-                modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            def leave(
+                _module: nn.Module, _args: object, out: object, path: str = path, modes: list[_ReplayTopK] = modes
+            ) -> None:
+                mode = modes.pop()
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                weights = _find_weights(out, mode.wanted.shape)
+                if weights is not None:
+                    self._keep(self.weights, path, weights)
 
             self._handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
@@ -118,6 +138,12 @@ class Replay:
             kept[piece.micro][document.row, document.start : document.stop] = laid[
                 row, piece.offset : piece.offset + length
             ]
+
+
+def _find_weights(output: object, shape: torch.Size) -> torch.Tensor | None:
+    """Of what a router gives, the weights of the experts chosen."""
+    parts = output if isinstance(output, tuple) else ()
+    return next((p for p in parts if isinstance(p, torch.Tensor) and p.is_floating_point() and p.shape == shape), None)
 
 
 def count_experts(router: nn.Module) -> int | None:

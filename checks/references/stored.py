@@ -26,12 +26,14 @@ from checks.captures.capture import Capture
 from checks.captures.differences import Difference, Projection
 from checks.references.batch import MicroBatch
 from checks.references.model import ModelSource, State
-from checks.references.reference import Reference, compute_reference, root_config
+from checks.references.reference import Reference, compute_reference, refuse_dropout, root_config
+from checks.references.router_weights import WeightError, read_weights
 from checks.references.routing import ChoiceError, read_choices
+from checks.references.selection import read_selections
 from checks.references.variants import Variant
 from checks.spec import RunSpec
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the file or what a reference means changes: older files are then computed again."""
 
 _SCALARS = ("error", "norm", "other_norm", "dot", "square", "other_square")
@@ -62,6 +64,7 @@ class ReferenceStore:
         notes: Sequence[str] = (),
     ) -> Reference:
         """The stored reference of this step, else a computed one that is then stored. Raises as compute_reference."""
+        refuse_dropout(capture, step)  # one that is stored was computed on a run without
         key = reference_key(
             spec, capture, micro_batches, source=source, state=state, step=step, notes=notes, revision=self.revision
         )
@@ -110,8 +113,12 @@ def reference_key(
         add("documents", [index, [asdict(document) for document in micro.documents], micro.boundaries])
         add_tensor("input_ids", micro.input_ids)
         add_tensor("counted", micro.counted)
-    for path, parts in sorted(read_choices(capture, step, micro_batches).items()):
+    chosen = {**read_choices(capture, step, micro_batches), **read_selections(capture, step, micro_batches)}
+    for path, parts in sorted(chosen.items()):
         for part in parts:
+            add_tensor(path, part)
+    for path, weights in sorted(read_weights(capture, step, micro_batches).items()):
+        for part in weights:
             add_tensor(path, part)
     for group in (state.adapters, state.parameters):
         for name, tensor in sorted(group.items()):
@@ -131,12 +138,13 @@ def write_reference(reference: Reference, file: Path) -> None:
         "auxiliary": reference.auxiliary.hex(),
         "token_losses": len(reference.token_losses),
         "choices": [asdict(choice) for choice in reference.choices],
+        "router_weights": [asdict(weights) for weights in reference.router_weights],
         "lifted_casts": reference.lifted_casts,
         "notes": reference.notes,
         "epsilon": reference.epsilon,
         "variants": [{"name": variant.name, "loss": variant.loss.hex()} for variant in reference.variants],
     }
-    for group in ("gradients", "weights"):
+    for group in ("gradients", "weights", "auxiliary_gradients"):
         described[group] = [_take(tensors, group, projection) for projection in getattr(reference, group).values()]
     for number, variant in enumerate(reference.variants):
         _take_variant(tensors, f"variant/{number}", variant, list(reference.gradients))
@@ -193,6 +201,8 @@ def read_reference(file: Path, *, source: ModelSource, micro_batches: Sequence[M
         lifted_casts=tuple(described["lifted_casts"]),
         notes=tuple(described["notes"]),
         epsilon=described["epsilon"],
+        router_weights=tuple(WeightError(**weights) for weights in described["router_weights"]),
+        auxiliary_gradients=_give(tensors, "auxiliary_gradients", described["auxiliary_gradients"]),
     )
 
 

@@ -97,9 +97,18 @@ def rounded_clip_factor(spec: RunSpec, capture: Capture, step: int) -> float:
 
 
 def replay_update(
-    spec: RunSpec, capture: Capture, step: int, *, decaying: frozenset[str], total_steps: int
+    spec: RunSpec,
+    capture: Capture,
+    step: int,
+    *,
+    decaying: frozenset[str],
+    total_steps: int,
+    float32: frozenset[str] = frozenset(),
 ) -> dict[str, ParameterUpdate]:
-    """Replay one step of every recorded parameter that has a gradient; names without samples are left out."""
+    """Replay one step of every recorded parameter that has a gradient; names without samples are left out.
+
+    `float32`: parameters that are held, and stepped, in float32 although the run asks for a narrower dtype.
+    """
     lr = learning_rate(spec.schedule, step, base_lr=spec.lr, warmup_steps=spec.warmup_steps, total_steps=total_steps)
     factor, own_factor = expected_clip_factor(spec, capture, step), rounded_clip_factor(spec, capture, step)
     before, after = capture.tensors(step, "parameter_before"), capture.tensors(step, "parameter_after")
@@ -121,7 +130,8 @@ def replay_update(
             for key in MOMENTS[spec.optimizer]
         }
         clipped = (gradient * factor, gradient * own_factor)
-        found[name] = _replay(spec, name, parameter, clipped, new, moments, lr=lr, decay=decay, step=step)
+        dtype = torch.float32 if name in float32 else PARAMETER_DTYPES[spec.precision]
+        found[name] = _replay(spec, name, parameter, clipped, new, moments, lr=lr, decay=decay, step=step, dtype=dtype)
     return found
 
 
@@ -136,9 +146,9 @@ def _replay(
     lr: float,
     decay: float,
     step: int,
+    dtype: torch.dtype,
 ) -> ParameterUpdate:
     """`gradients`: clipped by the exact factor, and by the one that the framework's rounded norm gives."""
-    dtype = PARAMETER_DTYPES[spec.precision]
     gradient, *_ = gradients
     states: list[dict[str, torch.Tensor]]
     if spec.optimizer == "adamw":

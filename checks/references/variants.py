@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,7 +13,8 @@ from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.batch import MicroBatch
 from checks.references.model import AUTOCAST, ModelSource, State, build_model
 from checks.references.routing import Choices, Replay
-from checks.references.step import Layout, StepResult, count_targets, run_step
+from checks.references.selection import SelectionReplay, Selections
+from checks.references.step import ForwardBatch, Layout, StepResult, count_targets, run_step
 from checks.spec import Attention, RunSpec
 from checks.tolerance import EPSILON
 
@@ -41,7 +42,8 @@ class Variant:
     """The step in the run's own precision in one form.
 
     `differences`: gradient name → against the float64 reference; `token_errors`: (counted tokens,) float64, nats;
-    `scores`: router → micro-batch → (B, S, E), what its experts were chosen by.
+    `scores`: router → micro-batch → (B, S, E), what its experts were chosen by; indexer → … (B, S, S), its keys.
+    `weights`: router → micro-batch → (B, S, k), what it gave to the chosen experts.
     """
 
     name: str
@@ -49,21 +51,25 @@ class Variant:
     token_errors: torch.Tensor
     differences: Mapping[str, Difference]
     scores: Mapping[str, Sequence[torch.Tensor]]
+    weights: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A step's result with the auxiliary term in it and the routers' scores, `groups` those before their limit."""
+    """A step's result with the auxiliary term in it, the routers' scores and weights; `groups`: scores before their
+    limit.
+    """
 
     result: StepResult
     auxiliary: float
     scores: Mapping[str, Sequence[torch.Tensor]]
     groups: Mapping[str, Sequence[torch.Tensor]]
+    weights: Mapping[str, Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """All that defines a step: spec, weights, batch, what is trained, the config in force, and the routers' choices."""
+    """All that defines a step: spec, weights, batch, what is trained, the config in force, and what was chosen."""
 
     spec: RunSpec
     source: ModelSource
@@ -72,6 +78,7 @@ class StepInputs:
     trainable: frozenset[str]
     config: Mapping[str, object]
     choices: Choices
+    selections: Selections = field(default_factory=dict)
 
     @property
     def denominator(self) -> int:
@@ -102,9 +109,16 @@ class StepInputs:
         return model
 
     def compute(self, model: nn.Module, layout: Layout = "documents", *, exact: bool = False) -> Computation:
-        """Loss and gradients of the step, routers replayed; `exact` leaves out the run's autocast."""
+        """Loss and gradients of the step, choices replayed; `exact` leaves out the run's autocast."""
         replay = Replay(self.choices, self.micro_batches)
+        keys = SelectionReplay(self.selections, self.micro_batches)
+
+        def begin(batch: ForwardBatch) -> None:
+            replay.begin(batch)
+            keys.begin(batch)
+
         replay.attach(model)
+        keys.attach(model)
         auxiliary = AuxiliaryLoss.of(self.config, self.micro_batches)
         result = run_step(
             model,
@@ -113,10 +127,15 @@ class StepInputs:
             layout=layout,
             autocast=None if exact else AUTOCAST[self.spec.precision],
             auxiliary=auxiliary.hook(model) if auxiliary else None,
-            before_forward=replay.begin,
+            before_forward=begin,
         )
         replay.detach()
-        return Computation(result, auxiliary.last_total if auxiliary else 0.0, replay.scores, replay.groups)
+        keys.detach()
+        scores = {**replay.scores, **keys.scores}
+        if auxiliary:
+            auxiliary.release()
+        total = auxiliary.last_total if auxiliary else 0.0
+        return Computation(result, total, scores, replay.groups, replay.weights)
 
     def has_auxiliary(self) -> bool:
         return AuxiliaryLoss.of(self.config, self.micro_batches) is not None
@@ -167,4 +186,4 @@ def _variant(
         for key, projection in gradients.items()
         if key in result.gradients
     }
-    return Variant(name, result.loss, torch.cat(errors), differences, computed.scores)
+    return Variant(name, result.loss, torch.cat(errors), differences, computed.scores, computed.weights)

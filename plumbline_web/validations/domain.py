@@ -224,7 +224,7 @@ def _attach(validation: Validation, resolved: Resolved, planned: PlannedRun) -> 
         need=need,
         spec=to_plain(planned.spec),
         steps=planned.captured_steps,
-        modules="",
+        modules=planned.modules or "",
         full=validation.full,
         fresh=validation.fresh,
     )

@@ -58,6 +58,8 @@ class RunRole(models.TextChoices):
     RESUMED = "resumed", "run saved and resumed"
     PROBED = "probed", "model on chosen batches"
     SINGLE = "single", "rows of all ranks in one process"
+    TRACED = "traced", "first step, modules recorded"
+    OVERFIT = "overfit", "one batch again and again"
     SECOND_PASS = "second-pass", "second pass, modules recorded"
     THIRD_PASS = "third-pass", "third pass, parts of one layer recorded"
 

@@ -160,7 +160,7 @@ def need_of(resolved: Resolved, planned: PlannedRun) -> str:
         model=resolved.model,
         data_digest=resolved.data_digest,
         steps=planned.captured_steps,
-        modules="",
+        modules=planned.modules or "",
         full=resolved.submission.full,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from django.conf import settings as django_settings
 
 from checks.errors import BadRequest
+from checks.models.resolve import PREFIX, SHRUNK
 from checks.samples.reading import SAMPLE_FILES
 from plumbline_web.jobs.enums import Queue
 from plumbline_web.validations.roots import explain_refusal
@@ -117,7 +118,8 @@ def check_roots(submission: Submission) -> None:
     """
     errors = {}
     for name, text in (("model", submission.model), ("data", submission.data)):
-        refusal = explain_refusal(text, django_settings.ROOTS) if _is_path(name, text) else ""
+        path = text.removeprefix(SHRUNK) if name == "model" else text
+        refusal = explain_refusal(path, django_settings.ROOTS) if _is_path(name, text) else ""
         if refusal:
             errors[name] = refusal
     if errors:
@@ -126,7 +128,7 @@ def check_roots(submission: Submission) -> None:
 
 def _is_path(name: str, text: str) -> bool:
     if name == "model":
-        return not text.startswith("tiny:")
+        return not text.startswith(PREFIX)
     return text.removesuffix(".jsonl") not in SAMPLE_FILES
 
 

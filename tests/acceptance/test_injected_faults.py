@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-import workers.judging
+import workers.tracing
 from checks.faults import fault
 from checks.verdict import Pattern, Status
 from tests.acceptance.conftest import Validate, by_name
@@ -108,7 +108,7 @@ def test_the_right_check_names_the_fault(
     run_validation: Validate, case: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.by_layer:
-        monkeypatch.setattr(workers.judging, "TRACE_BYTES", 0)
+        monkeypatch.setattr(workers.tracing, "TRACE_BYTES", 0)
     checks = tuple({case.check, "step.loss", *(name for name, _ in case.beside)})
     result = run_validation(case.framework, checks=checks, inject=case.slug)
     assert exit_code(result.verdicts) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbline_capture.backward import clip_factor
 from plumbline_capture.calls import bind_arguments, first_floating, first_output, rows_and_positions, to_float
-from plumbline_capture.loss import token_losses
+from plumbline_capture.loss import defer_logits, settle_losses, token_losses
 from plumbline_capture.represent import describe, norm_of
+from plumbline_capture.settings import Settings
+from plumbline_capture.state import MicroBatch, Recorder
 from torch.nn import functional
 
 from tests.capture.plain_lm import PlainLM
@@ -86,3 +89,41 @@ def test_only_single_numbers_become_floats() -> None:
     assert to_float(torch.tensor([2.5], dtype=torch.bfloat16)) == 2.5
     assert to_float(3) == 3.0
     assert [to_float(value) for value in (None, True, "1", torch.ones(2))] == [None, None, None, None]
+
+
+def settle(tmp_path: Path, **arguments: torch.Tensor) -> tuple[Recorder, MicroBatch]:
+    """A forward that gives these logits (2, 5, 300), and the beginning of its backward."""
+    recorder = Recorder(Settings(out=str(tmp_path), steps=(1,)))
+    micro_batch = recorder.micro_batch()
+    defer_logits(micro_batch, arguments=arguments, output={"logits": LOGITS})
+    settle_losses(recorder, micro_batch)
+    return recorder, micro_batch
+
+
+LOGITS = torch.randn(2, 5, 300, generator=torch.Generator().manual_seed(0), requires_grad=True)
+TOKENS = torch.randint(0, 300, (2, 5), generator=torch.Generator().manual_seed(1))
+
+
+def test_of_a_loss_out_of_sight_is_kept_what_it_can_be_made_of(tmp_path: Path) -> None:
+    recorder, micro_batch = settle(tmp_path, input_ids=TOKENS)
+    kept = {key: recorder.now.tensors[key] for key in sorted(recorder.now.tensors)}
+    assert list(kept) == ["next_token/0/next_token/loss/full", "next_token/0/next_token/mean/full"]
+    log_p = functional.log_softmax(LOGITS.detach().double(), dim=-1)[:, :-1]
+    loss, mean = kept.values()
+    torch.testing.assert_close(loss, -log_p.gather(2, TOKENS[:, 1:, None])[..., 0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(mean, -log_p.mean(-1), rtol=1e-12, atol=0)
+    assert [note.what for note in recorder.missing] == ["target of micro-batch 0"]
+    assert micro_batch.unlabelled is None
+    assert LOGITS.grad is None
+
+
+def test_labels_come_before_the_rows_own_tokens(tmp_path: Path) -> None:
+    recorder, micro_batch = settle(tmp_path, input_ids=TOKENS, labels=TOKENS)
+    assert sorted(recorder.now.tensors) == ["target/0/target/full", "token_loss/0/token_loss/full"]
+    assert micro_batch.loss_source == "logits"
+    assert recorder.missing == []
+
+
+def test_logits_of_another_shape_than_the_tokens_are_not_kept(tmp_path: Path) -> None:
+    recorder, _ = settle(tmp_path, input_ids=TOKENS[:, 1:])
+    assert recorder.now.tensors == {}

@@ -50,19 +50,21 @@ def recordings(shared: Path) -> dict[str, Recording]:
     return {label: _record(root / label, spec) for label, spec in specs.items()}
 
 
-def _record(directory: Path, spec: RunSpec) -> Recording:
+def _record(directory: Path, spec: RunSpec, *, role: Role = Role.RUN) -> Recording:
     """Record the run where no other worker has yet."""
     with (directory.parent / f"{directory.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "recorded").exists():
             scratch = directory / "scratch"
             launch = adapter(spec.framework).prepare(spec, scratch)
+            planned = PlannedRun(role, spec, ())
             done = run_framework(
                 launch,
                 out=directory / "capture",
                 scratch=scratch,
                 log=directory / "log",
-                steps=PlannedRun(Role.RUN, spec, ()).captured_steps,
+                steps=planned.captured_steps,
+                modules=planned.modules,
                 full=True,
                 time_limit_s=300.0,
                 memory_limit_bytes=None,
@@ -98,6 +100,15 @@ def probed(shared: Path, recordings: dict[str, Recording]) -> Material:
     asked = _record(shared / "recordings" / "probed", spec_of(Role.PROBED, run.spec))
     outcomes = {Role.RUN: _outcome(run), Role.PROBED: _outcome(asked)}
     return assemble(run.spec, outcomes, references=False, definition=False)
+
+
+@pytest.fixture(scope="session")
+def traced(shared: Path, recordings: dict[str, Recording]) -> Material:
+    """The Trainer's run, and its first step again with what every module received and gave."""
+    run = recordings["run"]
+    again = _record(shared / "recordings" / "traced", spec_of(Role.TRACED, run.spec), role=Role.TRACED)
+    outcomes = {Role.RUN: _outcome(run), Role.TRACED: _outcome(again)}
+    return assemble(run.spec, outcomes, references=True, definition=False)
 
 
 @pytest.fixture(scope="session")

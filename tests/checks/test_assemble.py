@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from checks import assemble as assembling
-from checks.assemble import assemble, captured_state, same_gradients
+from checks.assemble import assemble, captured_state
 from checks.captures.capture import Capture
+from checks.diagnosis.repetition import same_gradients
 from checks.material import Material, RunOutcome
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.balance import load_balancing_loss

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from checks.captures.capture import Capture
-from checks.diagnosis import first_divergence
-from checks.diagnosis.first_divergence import Divergence, find_first_divergence, first_tensor, slice_document
+from checks.diagnosis import first_divergence, resynchronised
+from checks.diagnosis.first_divergence import Divergence, find_first_divergence
+from checks.diagnosis.resynchronised import first_tensor, slice_document
 from checks.references.batch import Document, MicroBatch
 from tests.checks.small_model import DOCUMENTS, LENGTH, SPLIT, build, build_framework, record
 
@@ -210,7 +211,7 @@ def test_a_documents_part_is_cut_from_every_layout() -> None:
 
 def test_modules_are_fed_level_by_level_and_no_level_nests_in_itself() -> None:
     paths = {"a", "a.b", "a.b.c", "a.d", "ab", "e"}
-    assert first_divergence._levels(paths) == [{"a.b.c", "a.d", "ab", "e"}, {"a.b"}, {"a"}]
+    assert resynchronised._levels(paths) == [{"a.b.c", "a.d", "ab", "e"}, {"a.b"}, {"a"}]
 
 
 def test_an_output_of_nothing_is_right_only_as_nothing() -> None:

@@ -27,7 +27,13 @@ def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
     run, merged = plan.runs
     assert run.spec == SPEC
     assert merged.spec == replace(SPEC, batch=4, accumulation=1, steps=1)
-    assert set(run.checks) == {check.name for check in DEFAULT} - {"data.packing", "convergence.health", *PARALLEL}
+    assert set(run.checks) == {check.name for check in DEFAULT} - {
+        "step.lora",
+        "data.packing",
+        "convergence.health",
+        "convergence.curve",
+        *PARALLEL,
+    }
     assert merged.checks == ("step.accumulation",)
     assert (run.captured_steps, merged.captured_steps) == ((1, 3), (1,))
 
@@ -44,12 +50,17 @@ def test_further_checks_add_the_runs_that_they_need_and_no_more() -> None:
 def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
     plan = make_plan(SPEC, DEFAULT)
     assert [(check.name, reason) for check, reason in plan.skipped] == [
+        ("step.lora", "no adapters are asked for (lora=false)"),
         ("data.packing", "the run does not pack (packing=false)"),
         *((name, "the run is of one process") for name in PARALLEL),
         ("convergence.health", "3 steps are too few to tell training from noise; set steps=20 or more"),
+        (
+            "convergence.curve",
+            "3 steps are watched by the checks of single steps; set steps=20 or more for a curve",
+        ),
     ]
     assert "data.packing" not in [check.name for check in plan.judged]
-    packed = make_plan(replace(SPEC, packing=True, steps=20), DEFAULT)
+    packed = make_plan(replace(SPEC, packing=True, steps=20, lora=True), DEFAULT)
     assert [check.name for check, _ in packed.skipped] == list(PARALLEL)
     alone = make_plan(replace(SPEC, batch=1, accumulation=1), find_checks(("step.accumulation",)))
     assert (alone.runs, alone.judged) == ((), ())

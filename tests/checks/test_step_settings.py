@@ -221,3 +221,22 @@ def test_adapters_are_no_weights_of_the_checkpoint(healthy: Material, edit: Edit
     renamed = edit(healthy.capture).rename("parameter_before", NORM, adapter)
     renamed.change("parameter_before", adapter, scaled(2.0))
     assert judge(material, renamed).status is Status.PASS
+
+
+def test_what_the_class_keeps_in_float32_is_as_asked_there_and_nowhere_else(healthy: Material, edit: Editor) -> None:
+    kept = frozenset({"model.norm.weight"})
+    low = replace(healthy, spec=replace(healthy.spec, precision="bf16_params"), float32_names=kept)
+
+    def said(dtypes: dict[str, int], norm: str) -> str:
+        editing = edit(healthy.capture)
+        set_model(parameter_dtypes=dtypes)(editing)
+        editing.entry("parameter_before", "model.norm.weight")["dtype"] = norm
+        return judge(low, editing).sentence
+
+    assert "dtypes" not in said({"torch.bfloat16": 24, "torch.float32": 1}, "torch.float32")
+    assert said({"torch.bfloat16": 23, "torch.float32": 2}, "torch.float32") == (
+        "parameters are held in other dtypes than bfloat16: 2 in float32"
+    )
+    assert said({"torch.bfloat16": 25}, "torch.bfloat16") == (
+        "model.norm.weight is held in bfloat16, which its class keeps in float32"
+    )

@@ -94,6 +94,9 @@ def test_a_path_must_lie_under_an_allowed_root(tmp_path: Path, settings: Setting
 
     assert refused(str(root / "good")) == {}
     assert refused("tiny:qwen3", str(root / "good")) == {}
+    assert refused(f"shrunk:{root / 'good'}") == {}
+    for wrong in (str(other), str(root / "link"), str(root / ".." / "other"), f"../{other}", "shrunk:/etc"):
+        assert list(refused(f"shrunk:{wrong}")) == ["model"]
     for wrong in (str(other), str(root / "link"), str(root / ".." / "other"), "good", "/etc/passwd", str(root) + "x"):
         assert refused(wrong) == {"model": f"{wrong} is not under an allowed directory; move it under one of: {root}"}
         assert list(refused("tiny:qwen3", wrong)) == ["data"]

@@ -26,6 +26,8 @@ class Launch:
     """file of batches to ask the prepared model about"""
     checkpoints: tuple[Path, ...] = ()
     """directories that the run saves its state into, to be read once it has ended"""
+    export: Path | None = None
+    """directory that the run exports its model into after its last step, to be asked `probes` once it has ended"""
 
 
 class Adapter(Protocol):

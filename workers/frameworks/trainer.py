@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from checks.captures.log import LogRecord
-from checks.probes.plan import plan_probes, write_probes
+from checks.probes.plan import EVALUATED_ROWS, plan_probes, write_probes
 from checks.samples import Sample
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
+from workers.frameworks.interpreter import framework_python
 from workers.frameworks.processes import build_launch, choose_devices
 from workers.frameworks.transformers.logs import STATE_FILE, parse_log, read_log
 
@@ -71,6 +71,8 @@ def build_arguments(spec: RunSpec, *, output: Path) -> dict[str, Any]:
     if spec.gradient_checkpointing:
         # Reentrant checkpointing gives no gradients to adapters whose input needs none.
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if spec.probed:
+        arguments |= {"eval_on_start": True, "per_device_eval_batch_size": spec.batch}
     return arguments
 
 
@@ -107,7 +109,8 @@ def write_run(
     scratch = scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     rows, file = scratch / "rows.jsonl", scratch / "config.json"
-    _write_whole(rows, "".join(json.dumps(_normalise(sample), ensure_ascii=False) + "\n" for sample in samples))
+    written = samples[: spec.first_rows]
+    _write_whole(rows, "".join(json.dumps(_normalise(sample), ensure_ascii=False) + "\n" for sample in written))
     complete = {**config, "rows": str(rows)}
     command = build_launch(driver, file, processes=spec.processes)
     saved: tuple[Path, ...] = ()
@@ -119,7 +122,7 @@ def write_run(
         complete["arguments"] = arguments
         saved = (scratch / "saved" / f"checkpoint-{spec.resume_after}",)
         complete["resume_from"] = str(saved[0])
-        command = (sys.executable, "-u", str(RESUME), str(driver), str(first), str(file))
+        command = (framework_python(), "-u", str(RESUME), str(driver), str(first), str(file))
     _write_json(file, complete)
     probes = scratch / "probes.json" if spec.probed else None
     if probes is not None:
@@ -131,6 +134,7 @@ def write_run(
         output=Path(config["arguments"]["output_dir"]),
         probes=probes,
         checkpoints=saved,
+        export=Path(config["export"]) if "export" in config else None,
     )
 
 
@@ -145,7 +149,13 @@ def build_config(spec: RunSpec, *, scratch: Path) -> dict[str, Any]:
         "assistant_only": spec.assistant_only,
         "lora": build_lora(spec),
         "arguments": build_arguments(spec, output=scratch.resolve() / "output"),
+        **(_build_questions(scratch) if spec.probed else {}),
     }
+
+
+def _build_questions(scratch: Path) -> dict[str, Any]:
+    """What a run does beside training when it is asked about its model: evaluate a few rows, and export in the end."""
+    return {"evaluated_rows": EVALUATED_ROWS, "export": str(scratch.resolve() / "export")}
 
 
 def _normalise(sample: Sample) -> dict[str, Any]:

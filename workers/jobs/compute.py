@@ -108,6 +108,7 @@ def _assemble(order: JudgeOrder, spec: RunSpec, plan: Plan, outcomes: Mapping[Ro
         outcomes,
         references=plan.needs_reference,
         definition=plan.needs("model.definition"),
+        trajectory=plan.needs("convergence.curve"),
         refer=ReferenceStore(Path(order.references), revision=order.revision),
     )
 

@@ -11,7 +11,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="rotary frequencies are rounded to bf16",
         problem="automodel-rope-frequencies-rounded-to-bf16",
         url="https://github.com/NVIDIA-NeMo/Automodel/pull/2549",
-        check="step.gradients",
+        check="step.precision",
         pattern=Pattern.PRECISION,
     ),
     Fault(
@@ -19,7 +19,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="rotary angles are computed in bf16",
         problem="hf-rope-bf16-positions",
         url="https://github.com/huggingface/transformers/pull/29285",
-        check="step.loss",
+        check="step.precision",
         pattern=Pattern.PRECISION,
     ),
     Fault(
@@ -27,7 +27,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="the attention softmax is computed in bf16",
         problem="automodel-dsv4-router-softmax-bf16",
         url="https://github.com/NVIDIA-NeMo/Automodel/pull/2201",
-        check="step.loss",
+        check="step.precision",
         pattern=Pattern.PRECISION,
         settings=("attention=eager",),
     ),
@@ -36,7 +36,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="gradients are rounded to bf16 after every micro-batch",
         problem="automodel-gradient-reduction-bf16-default",
         url="https://github.com/NVIDIA-NeMo/Automodel/pull/2237",
-        check="step.gradients",
+        check="step.precision",
         pattern=Pattern.PRECISION,
     ),
     Fault(
@@ -44,7 +44,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="decay parameters of linear attention are rounded to bf16",
         problem="automodel-gdn-decay-rounded-to-bf16",
         url="https://github.com/NVIDIA-NeMo/Automodel/pull/2484",
-        check="step.settings",
+        check="step.precision",
         pattern=Pattern.PRECISION,
     ),
     Fault(
@@ -52,7 +52,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="float32 was asked and parameters are held in bf16",
         problem="automodel-fp32-master-weights-lost",
         url="https://github.com/NVIDIA-NeMo/Automodel/pull/1896",
-        check="step.settings",
+        check="step.precision",
         pattern=Pattern.PRECISION,
     ),
     Fault(
@@ -60,7 +60,7 @@ NUMERICS_FAULTS: tuple[Fault, ...] = (
         summary="bf16 mixed precision was asked and autocast is off",
         problem="accelerate-tp-bf16-no-autocast",
         url="https://github.com/huggingface/accelerate/pull/3610",
-        check="step.settings",
+        check="step.precision",
         pattern=Pattern.PRECISION,
         settings=("precision=bf16",),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +41,14 @@ class Place:
 
 
 def load_plain(
-    checkpoint: Path, *, dtype: torch.dtype, attention: Attention = "sdpa", accumulate: torch.dtype | None = None
+    checkpoint: Path,
+    *,
+    dtype: torch.dtype,
+    attention: Attention = "sdpa",
+    accumulate: torch.dtype | None = None,
+    float32: Collection[str] = (),
 ) -> PlainCausalLM:
-    """The plain model with the checkpoint's weights taken to `dtype`.
+    """The plain model with the checkpoint's weights taken to `dtype`, those named in `float32` to no narrower one.
 
     `accumulate` is float64 for float64 weights, else float32, unless given; buffers of the checkpoint are taken to it.
     Raises BadRequest naming the file for a tensor that is missing, unexpected or of another shape, UnsupportedModel for
@@ -71,7 +76,8 @@ def load_plain(
         if config.tie_word_embeddings and name == "lm_head.weight":
             check_tied(file, tensor, checkpoint)
             continue
-        put(model, place, tensor, dtype=dtype if isinstance(wanted[place.name], nn.Parameter) else wide)
+        narrow = torch.promote_types(dtype, torch.float32) if place.name in float32 else dtype
+        put(model, place, tensor, dtype=narrow if isinstance(wanted[place.name], nn.Parameter) else wide)
         filled[place.name] += tensor.numel()
     model.tie_weights()
     check_complete(checkpoint, filled, model.state_dict(keep_vars=True))

@@ -21,7 +21,7 @@ LONGEST_LINE = 10_000
 
 
 def read_log(output: Path) -> tuple[LogRecord, ...]:
-    """Return a record for each logged step of a run's output directory, in the order of steps.
+    """Return a record for each logged step, and each evaluation, of a run's output directory, in the order of steps.
 
     The summary that the Trainer appends has no `loss` (it says `train_loss`) and gives only the run's duration. NaN and
     infinity are kept as they are. Raises CaptureError when the file is missing or is no log.
@@ -83,6 +83,8 @@ def _read_entries(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[
                 tokens=next((_read_number(entry, name) for name in TOKEN_FIELDS if entry.get(name) is not None), None),
                 seconds=duration * step / last if duration is not None and last else None,
             )
+        elif "eval_loss" in entry:
+            yield LogRecord(step, None, None, None, eval_loss=_read_number(entry, "eval_loss"))
 
 
 def _read_number(entry: Mapping[str, Any], name: str) -> float | None:

@@ -31,11 +31,14 @@ def main(path: str) -> None:
         model=load_model(config),
         args=arguments,
         train_dataset=examples,
+        eval_dataset=examples[: config["evaluated_rows"]] if "evaluated_rows" in config else None,
         data_collator=lambda batch: collate(batch, pad_token_id=find_pad_token(tokenizer)),
         processing_class=tokenizer,
     )
     trainer.train(resume_from_checkpoint=config.get("resume_from"))
     trainer.save_state()
+    if "export" in config:
+        trainer.save_model(config["export"])
 
 
 def load_model(config: dict[str, Any]) -> Any:

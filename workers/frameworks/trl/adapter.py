@@ -53,6 +53,7 @@ def _build_sft_arguments(spec: RunSpec, *, form: str) -> dict[str, Any]:
         "truncation_mode": "keep_start",
         "packing": spec.packing,
         "packing_strategy": PACKING_STRATEGY,
+        **({"eval_packing": False} if spec.probed else {}),
         "assistant_only_loss": spec.assistant_only and conversational,
         # TRL's default for prompt and completion is to learn the completion alone.
         "completion_only_loss": spec.assistant_only and not conversational,

@@ -33,11 +33,14 @@ def main(path: str) -> None:
         model=model,
         args=arguments,
         train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows[: config["evaluated_rows"]]) if "evaluated_rows" in config else None,
         processing_class=AutoTokenizer.from_pretrained(config["model"]),
         peft_config=peft_config,
     )
     trainer.train(resume_from_checkpoint=config.get("resume_from"))
     trainer.save_state()
+    if "export" in config:
+        trainer.save_model(config["export"])
 
 
 def find_auxiliary_coefficient(model_config: Any) -> float:

@@ -1,0 +1,1 @@
+"""Low-rank adapters as a run holds them."""

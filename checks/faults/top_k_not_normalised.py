@@ -1,0 +1,91 @@
+"""The weights of the chosen experts are their probabilities among all experts, not among the chosen.
+
+Modelled on https://github.com/pytorch/torchtitan/issues/1448
+Must be seen by step.moe.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SLUG = "top-k-not-normalised"
+
+
+def install() -> None:
+    """Change every router of every model as it is loaded."""
+    _after_loading(_change)
+
+
+def _change(model: Any) -> None:
+    routers = [module for module in model.modules() if getattr(module, "norm_topk_prob", False)]
+    if not routers:
+        raise RuntimeError(f"fault {SLUG}: no router of {type(model).__name__} normalises")
+    for router in routers:
+        router.forward = _unnormalised(router.forward)
+
+
+def _unnormalised(forward: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    @functools.wraps(forward)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        _say("top-k weights are not normalised")
+        logits, weights, indices = forward(*args, **kwargs)
+        probabilities = torch.softmax(logits.float(), dim=-1).gather(-1, indices)
+        return logits, probabilities.to(weights.dtype), indices
+
+    return changed
+
+
+def _say(detail: str) -> None:
+    print(f"fault in force: {SLUG}: {detail}", file=sys.stderr, flush=True)
+
+
+def _after_loading(change: Callable[[Any], None]) -> None:
+    """Call `change(model)` with every model that transformers' from_pretrained returns."""
+
+    def patch(modeling_utils: Any) -> None:
+        load = modeling_utils.PreTrainedModel.from_pretrained.__func__
+
+        @functools.wraps(load)
+        def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            loaded = load(cls, *args, **kwargs)
+            change(loaded[0] if isinstance(loaded, tuple) else loaded)  # a pair with output_loading_info=True
+            return loaded
+
+        modeling_utils.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+    _after_import("transformers.modeling_utils", patch)
+
+
+def _after_import(name: str, patch: Callable[[Any], None]) -> None:
+    """Call `patch(module)` once `name` is imported: now, or as soon as its loader has run."""
+    if name in sys.modules:
+        patch(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, patch))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, patch: Callable[[Any], None]) -> None:
+        self.name = name
+        self.patch = patch
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        # Probes call this without importing, so the patch waits for the loader.
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == self.name else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self.patch(module)
+
+        setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 (a method of a typed class)
+        return spec

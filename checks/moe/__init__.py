@@ -1,0 +1,1 @@
+"""What `step.moe` holds against a mixture of experts, part by part."""
