@@ -28,7 +28,6 @@ class Role(StrEnum):
     """the first rows of the data alone, one batch again and again at a constant rate"""
 
 
-
 OVERFIT_STEPS = 30
 """In these the reference memorises a batch at the default rate, of most tiny models to a tenth of its first loss."""
 

@@ -170,9 +170,7 @@ EXPECTED: Mapping[str, Expected] = {
     "answer-end-masked": Expected("labels"),
     "row-masked": Expected("labels"),
     "decode-position-zero": Expected(r"cache"),
-    "eval-in-training-mode": Expected(
-        "dropout", frameworks=TRAINER, config=(("attention_dropout", 0.1),)
-    ),
+    "eval-in-training-mode": Expected("dropout", frameworks=TRAINER, config=(("attention_dropout", 0.1),)),
     "eval-covers-the-tail": Expected("rows of the evaluation"),
     "every-third-update-lost": Expected("loss of step"),
     "updates-stop": Expected("loss of step"),

@@ -31,6 +31,9 @@ class Shape:
 PROBED = ("qwen3", "llama", "gemma3_text", "deepseek_v3", "glm4_moe", "qwen2")
 """Families whose plain run is probed too: a probe's float64 reference up to 2,048 tokens costs ten times a step's."""
 
+LONG = ("qwen3", "llama", "gemma3_text", "qwen2")
+"""Families whose whole curve is judged: a reference trained ten times over costs ten times a step's too."""
+
 RESUMED = ("qwen3", "llama", "gemma3_text", "qwen2", "mistral", "qwen3_5_text")
 """Families whose plain run and whose adapters are saved and resumed too; for the others see `causes.LEFT_OUT`."""
 
@@ -53,7 +56,7 @@ SHAPES = (
 
 @cache
 def list_healthy() -> tuple[Case, ...]:
-    """Every shape on every family that the framework can run it on, and two processes that share an epoch."""
+    """Every shape on every family that can run it, two processes that share an epoch, and whole curves."""
     return tuple(_list_healthy())
 
 
@@ -72,6 +75,8 @@ def _list_healthy() -> Iterator[Case]:
     for family in ("qwen3", "llama"):
         settings = ("dp_size=2", "sharding=ddp")
         yield Case(f"healthy/two-ranks/{family}", "transformers", family, settings, roles=(Role.RUN,))
+    for family in LONG:
+        yield Case(f"healthy/long/{family}", "transformers", family, ("steps=20",), roles=(Role.RUN, Role.OVERFIT))
 
 
 def _find_roles(shape: Shape, family: str) -> tuple[Role, ...]:

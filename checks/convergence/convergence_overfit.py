@@ -27,6 +27,9 @@ NAME = "convergence.overfit"
 MEMORISED = 0.7
 """Of its first loss, what the reference must come under for the batch to count as learned at all."""
 
+USEFUL = 0.5
+"""Of the reference's fall, what a band may be wide at the end; beyond it a run that learned little would pass."""
+
 WINDOW = 5
 """Steps of a plateau."""
 FLAT = 0.1
@@ -55,7 +58,7 @@ def judge(material: Material) -> Verdict:
     evidence = {**collect_evidence(comparison), "plateau_from": plateau}
     limits = find_limits(trajectory)
     status = Status.PASS if last.holds and plateau is None else Status.FAIL
-    if status is Status.PASS and last.threshold > MEMORISED * (start - end):
+    if status is Status.PASS and last.threshold > USEFUL * (start - end):
         sentence = "right runs part by more than half of what is learned in this precision; use float32"
         return inconclusive(NAME, sentence, measurements=measurements, evidence=evidence)
     return Verdict(

@@ -15,6 +15,10 @@ ANSWER_S = 3.0
 UNHEALTHY = 1
 
 
+class _Unreachable(RuntimeError):
+    """What the services answer over is gone; `str()` says so."""
+
+
 def add_health(commands: Subcommands) -> None:
     """Add `health`."""
     parser = commands.add_parser("health", help="say whether a service of this machine answers: exit code 0 or 1")
@@ -25,7 +29,10 @@ def add_health(commands: Subcommands) -> None:
 
 def run_health(options: argparse.Namespace) -> int:
     """0 where it does, else 1 and a sentence."""
-    trouble = _CHECKS[options.service](options)
+    try:
+        trouble = _CHECKS[options.service](options)
+    except _Unreachable as error:
+        trouble = str(error)
     if trouble is not None:
         print(f"plumbline health: {options.service}: {trouble}.", file=sys.stderr)
         return UNHEALTHY
@@ -51,10 +58,15 @@ def _check_beat(options: argparse.Namespace) -> str | None:
 
 def _list_nodes() -> set[str]:
     """Names of this machine's workers that answer over the broker, without the machine's."""
+    from kombu.exceptions import OperationalError
+
     from plumbline_web.celery import app
 
     host = socket.gethostname()
-    replies = app.control.ping(pattern=f"*@{host}", matcher="glob", timeout=ANSWER_S) or []
+    try:
+        replies = app.control.ping(pattern=f"*@{host}", matcher="glob", timeout=ANSWER_S) or []
+    except OperationalError as error:
+        raise _Unreachable(f"Redis does not answer ({str(error).rstrip('.')})") from error
     return {name.removesuffix(f"@{host}") for reply in replies for name in reply if name.endswith(f"@{host}")}
 
 

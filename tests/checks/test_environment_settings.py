@@ -129,6 +129,6 @@ def test_what_the_class_keeps_in_float32_is_no_other_dtype(healthy: Material, ed
     assert named.status is Status.PASS
     verdict = judge(replace(healthy, spec=spec), edit, low)
     assert verdict.sentence == (
-        "dtype of parameters is torch.bfloat16, torch.float32, asked torch.bfloat16; so are dtype of gradients, dtype of "
-        "optimizer state"
+        "dtype of parameters is torch.bfloat16, torch.float32, asked torch.bfloat16; so are dtype of gradients, "
+        "dtype of optimizer state"
     )

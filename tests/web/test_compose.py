@@ -75,9 +75,10 @@ class Services:
         return checked.returncode == 0
 
 
-@pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
-    """On a new database of the run's own server, and a Redis database that no other test uses."""
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """On a new database of the run's own server, with its tables, and a Redis database that no other test uses."""
+    folder = tmp_path_factory.mktemp("services")
     server = settings.DATABASES["default"]
     name = f"compose_{os.getpid()}"
     administer = {"host": server["HOST"], "port": server["PORT"] or None, "user": server["USER"], "dbname": "postgres"}
@@ -87,16 +88,17 @@ def services(tmp_path: Path) -> Iterator[Services]:
             **os.environ,
             "DATABASE_URL": f"postgresql://{server['USER']}:{server['PASSWORD']}@/{name}?host={server['HOST']}"
             + (f"&port={server['PORT']}" if server["PORT"] else ""),
-            "PLUMBLINE_DATA": str(tmp_path / "data"),
+            "PLUMBLINE_DATA": str(folder / "data"),
             "CUDA_VISIBLE_DEVICES": "",
         }
-        yield Services(tmp_path, environment)
+        services = Services(folder, environment)
+        migrated = services.run("migrate")
+        assert migrated.returncode == 0, migrated.stderr
+        yield services
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_each_of_our_services_starts_is_healthy_and_stops(services: Services) -> None:
-    migrated = services.run("migrate")
-    assert migrated.returncode == 0, migrated.stderr
     together = ("web", "worker-cpu", "beat")
     with ExitStack() as running:
         commands = {name: running.enter_context(services.running(name)) for name in together}
@@ -108,7 +110,6 @@ def test_each_of_our_services_starts_is_healthy_and_stops(services: Services) ->
 
 
 def test_the_first_administrator_gets_a_link_where_up_does_not_print_it(services: Services) -> None:
-    assert services.run("migrate").returncode == 0
     linked = services.call("plumbline", "first-link")
     assert linked.returncode == 0, linked.stderr
     assert re.fullmatch(rf"{settings.ORIGIN}/sign-in/[\w-]{{43}}/\n", linked.stdout)
@@ -123,7 +124,6 @@ def test_the_first_administrator_gets_a_link_where_up_does_not_print_it(services
 
 
 def test_without_a_gpu_the_gpu_service_works_on_the_cpu(services: Services) -> None:
-    assert services.run("migrate").returncode == 0
     with services.running("worker-gpu") as command:
         assert "serves gpu" in command.wait_for("cpu-1     ready")
         assert services.is_healthy("worker-gpu")

@@ -10,6 +10,12 @@ from checks.verdict import Measurement, Pattern, Status, Verdict
 from workers.request import PhaseTime, ValidationRequest, ValidationResult
 from workers.runner import FrameworkRun
 
+HAVE_NOTHING_TO_SAY = (
+    *("step.lora", "step.moe", "data.packing", "parallel.data", "parallel.replicas", "parallel.gradients"),
+    *("convergence.health", "convergence.curve"),
+)
+"""default checks that skip a short run of one process, without adapters, experts and packing"""
+
 PASSED = Verdict(
     check="step.gradients",
     status=Status.PASS,
