@@ -14,7 +14,7 @@ that, those of its layers), and three forwards of the reference a level of nesti
 from __future__ import annotations
 
 from checks.check import Check, inconclusive
-from checks.diagnosis.first_divergence import Divergence, ModuleError, describe_modules
+from checks.diagnosis.first_divergence import Divergence, ModuleError
 from checks.material import Material
 from checks.plot import Curve, Plot, to_evidence
 from checks.roles import Role
@@ -37,7 +37,6 @@ def judge(material: Material) -> Verdict:
     loosest = max(told or divergence.modules, key=lambda module: module.threshold)
     limits = {loosest.module: loosest.threshold + loosest.floor}
     evidence = {
-        "modules": describe_modules(divergence),
         "not_comparable": list(divergence.not_comparable),
         "plots": to_evidence([_draw(divergence)]),
     }
