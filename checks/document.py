@@ -10,7 +10,10 @@ from checks.check import Check
 from checks.registry import DEFAULT_CHECKS, by_level
 from checks.roles import Role
 
-_PARAGRAPH = re.compile(r"\n+(Reference|Catches|Cannot see|Cost):")
+PARAGRAPHS = ("Reference", "Catches", "Cannot see", "Cost")
+"""How the paragraphs of a check's description begin, in their order."""
+
+_PARAGRAPH = re.compile(rf"\n+({'|'.join(PARAGRAPHS)}):")
 
 _RUNS = {
     Role.MERGED: "the same rows as one batch",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from checks.document import PARAGRAPHS
 from checks.faults import FAULTS
 from checks.levels import LEVELS
 from checks.models.families import FAMILIES
@@ -260,8 +261,13 @@ def read_paragraph(description: str, head: str) -> str:
 
     >>> read_paragraph("A claim.\\n\\nCatches: this,\\nand that.\\nCost: nothing.", "Catches")
     'this, and that.'
+    >>> read_paragraph("Reference: told\\napart: both.\\nCatches: this.", "Reference")
+    'told apart: both.'
     """
-    found = re.search(rf"^{re.escape(head)}: (.+?)(?=\n\S[^\n:]*: |\n\n|\Z)", description, re.MULTILINE | re.DOTALL)
+    following = "|".join(PARAGRAPHS)
+    found = re.search(
+        rf"^{re.escape(head)}: (.+?)(?=\n(?:{following}): |\n\n|\Z)", description, re.MULTILINE | re.DOTALL
+    )
     return " ".join(found[1].split()) if found else ""
 
 
