@@ -38,11 +38,6 @@ def pytest_xdist_setupnodes() -> None:
     del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: the tests that start services wait for them a good part of their time."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that all workers of this run have in common."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.capture.running import Recorded, run_recorded
+from workers.frameworks.interpreter import framework_python
 
 TRAIN = """
 import sys, torch
@@ -46,7 +46,7 @@ def saved_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorded, Path]
     """A plain loop that saves what it ends with, recorded with its checkpoint and with one that it never saves."""
     root = tmp_path_factory.mktemp("saved")
     options = ("--steps", "2", "--checkpoint", str(root / "last"), "--checkpoint", str(root / "never"))
-    return run_recorded(root / "capture", sys.executable, "-c", TRAIN, str(root / "last"), options=options), root
+    return run_recorded(root / "capture", framework_python(), "-c", TRAIN, str(root / "last"), options=options), root
 
 
 def test_a_command_that_saves_is_recorded_with_what_it_saved(saved_run: tuple[Recorded, Path]) -> None:

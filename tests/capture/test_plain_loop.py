@@ -10,19 +10,20 @@ from plumbline_capture.sketch import row_norms, sample_positions, sketch
 
 from tests.capture.plain_lm import POSITIONS, ROWS, PlainLM, tokens_of
 from tests.capture.running import PLAIN_LM, Recorded, run_plain, run_recorded
+from workers.frameworks.interpreter import framework_python
 
 
 @pytest.fixture(scope="module")
 def everyday(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     out = tmp_path_factory.mktemp("everyday") / "capture"
     options = ("--modules", r"blocks\.[01]", "--full-parameters", r"blocks\.0\.up\.weight")
-    return run_recorded(out, sys.executable, str(PLAIN_LM), "everyday", options=options)
+    return run_recorded(out, framework_python(), str(PLAIN_LM), "everyday", options=options)
 
 
 @pytest.fixture(scope="module")
 def clipping_early(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     out = tmp_path_factory.mktemp("early") / "capture"
-    return run_recorded(out, sys.executable, str(PLAIN_LM), "clipping-early", options=("--full", "--steps", "2"))
+    return run_recorded(out, framework_python(), str(PLAIN_LM), "clipping-early", options=("--full", "--steps", "2"))
 
 
 @pytest.fixture(scope="module")

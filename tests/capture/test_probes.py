@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import torch
 
 from tests.capture.running import run_plain, run_recorded
+from workers.frameworks.interpreter import framework_python
 
 SCRIPT = '''
 import json, sys
@@ -58,10 +58,10 @@ def test_answers_are_recorded_and_the_training_is_the_same(tmp_path: Path) -> No
     script, probes = tmp_path / "train.py", tmp_path / "probes.json"
     script.write_text(SCRIPT)
     probes.write_text(json.dumps(PROBES))
-    plain = run_plain(sys.executable, str(script), str(tmp_path / "plain.pt"))
+    plain = run_plain(framework_python(), str(script), str(tmp_path / "plain.pt"))
     recorded = run_recorded(
         tmp_path / "capture",
-        sys.executable,
+        framework_python(),
         str(script),
         str(tmp_path / "asked.pt"),
         options=("--steps", "1", "--probes", str(probes)),

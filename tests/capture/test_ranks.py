@@ -11,6 +11,7 @@ from plumbline_capture.sketch import sketch
 
 from tests.capture.plain_lm import PlainLM, loss_of, tokens_of
 from tests.capture.running import PLAIN_LM, run_recorded
+from workers.frameworks.interpreter import framework_python
 
 
 def gradients_of_both_ranks() -> dict[str, torch.Tensor]:
@@ -24,7 +25,7 @@ def gradients_of_both_ranks() -> dict[str, torch.Tensor]:
 
 
 def test_torchrun_workers_are_recorded_and_merged_though_one_was_killed(tmp_path: Path) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
+    torchrun = (framework_python(), "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
     options = ("--steps", "1")
     recorded = run_recorded(tmp_path / "capture", *torchrun, str(PLAIN_LM), "replicated", options=options)
     assert recorded.code == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.capture.running import PLAIN_LM, run_recorded
 from tests.checks.conftest import Recording
 from tests.checks.data_runs import Batch, batch_up, inject, make_material, make_spec, pack, tokenize_all, write_data
 from workers.frameworks import adapter
+from workers.frameworks.interpreter import framework_python
 from workers.runner import run_framework
 
 COUNT = 10
@@ -335,7 +335,7 @@ def test_a_print_is_that_of_the_format_page() -> None:
 
 
 def test_the_recorder_prints_the_rows_of_every_step_and_of_training_alone(tmp_path: Path) -> None:
-    recorded = run_recorded(tmp_path / "capture", sys.executable, str(PLAIN_LM), "everyday")
+    recorded = run_recorded(tmp_path / "capture", framework_python(), str(PLAIN_LM), "everyday")
     (rank,) = recorded.manifest["ranks"]
     assert [record["step"] for record in rank["steps"]] == [1, 3]
     assert [(entry["step"], entry["micro_batch"]) for entry in rank["rows"]] == [

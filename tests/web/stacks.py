@@ -82,8 +82,8 @@ def run_command(command: tuple[str, ...], *, environment: Mapping[str, str]) -> 
     )
 
 
-def wait_until(holds: Callable[[], bool], *, what: str) -> None:
+def wait_until(holds: Callable[[], bool], *, what: str, every_s: float = 0.1) -> None:
     end = time.monotonic() + START_LIMIT_S
     while not holds():
         assert time.monotonic() < end, f"waited {START_LIMIT_S:g} s for {what}"
-        time.sleep(0.1)
+        time.sleep(every_s)

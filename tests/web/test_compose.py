@@ -103,7 +103,8 @@ def test_each_of_our_services_starts_is_healthy_and_stops(services: Services) ->
     with ExitStack() as running:
         commands = {name: running.enter_context(services.running(name)) for name in together}
         for name, command in commands.items():
-            wait_until(partial(services.is_healthy, name), what=f"{name}:\n{command.log.read_text()}")
+            what = f"{name}:\n{command.log.read_text()}"
+            wait_until(partial(services.is_healthy, name), what=what, every_s=1.0)  # each asking is a process
         assert "serves cpu, gpu" in commands["worker-cpu"].wait_for("cpu-1     ready")
         assert [command.stop() for command in commands.values()] == [0, 0, 0]
     assert [name for name in together if services.is_healthy(name)] == []

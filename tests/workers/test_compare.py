@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from workers import cli
+from workers.frameworks.interpreter import framework_python
 
 TRAIN = """
 import sys, torch
@@ -33,7 +34,9 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, lr in (("first", "0.5"), ("faster", "1.0")):
         made[name] = directory / name
         command = [sys.executable, "-m", "plumbline_capture", "run", "--out", str(made[name]), "--steps", "2"]
-        subprocess.run([*command, "--", sys.executable, "-c", TRAIN, lr], check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            [*command, "--", framework_python(), "-c", TRAIN, lr], check=True, capture_output=True, timeout=300
+        )
     made["copy"] = directory / "copy"
     shutil.copytree(made["first"], made["copy"])
     return made
