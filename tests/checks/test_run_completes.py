@@ -139,6 +139,13 @@ def test_a_capture_that_is_not_whole_is_inconclusive(healthy: Material, edit: Ed
     assert verdict.sentence == f"the run ended but was not recorded whole ({lost})"
 
 
+def test_a_module_that_ran_twice_in_a_micro_batch_is_recorded_whole_enough(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    again = "called again in one micro-batch; only its first call is recorded"
+    editing.manifest["missing"] = [{"rank": 0, "step": 1, "what": "module of model.rotary_emb", "why": again}]
+    assert judge(healthy, editing).status is Status.PASS
+
+
 def test_the_merged_run_must_complete_too(healthy: Material) -> None:
     crashed = RunOutcome("failed", 1, 3.0, "KeyError: x (a.py:1)", None, None)
     verdict = run_completes.judge(replace(healthy, others={Role.MERGED: crashed}))
