@@ -14,6 +14,7 @@ from rich.text import Text
 
 from checks.errors import BadRequest
 from checks.faults import FAULTS
+from workers.garbage import importing
 from workers.report import (
     ProgressLine,
     check_writable,
@@ -87,10 +88,10 @@ def run_validation(
 
 def _validate_here(request: ValidationRequest) -> ValidationResult:
     with ProgressLine(make_console(stderr=True)) as line:
-        # Inside the line, because the imports take seconds.
-        from transformers.utils.logging import disable_progress_bar
+        with importing():  # inside the line, because the imports take seconds
+            from transformers.utils.logging import disable_progress_bar
 
-        from workers.validate import validate
+            from workers.validate import validate
 
         disable_progress_bar()  # one progress line is enough
         return validate(request, on_progress=line.show, cancelled=lambda: False)

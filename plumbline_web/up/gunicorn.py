@@ -12,7 +12,7 @@ worker_class = "gthread"
 workers = 1
 threads = 8
 timeout = 120
-"""Seconds without a sign of life from the process: importing torch for the first form may take most of a minute."""
+"""Seconds without a sign of life from the process: importing torch at its start may take most of a minute."""
 
 graceful_timeout = 8
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

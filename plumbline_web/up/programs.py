@@ -86,7 +86,8 @@ def describe_worker(name: str, *, queues: tuple[str, ...], gpus: str) -> Service
         command=(
             *CELERY,
             *("worker", "--hostname", node, "--queues", ",".join(queues), "--pool", "prefork", "--concurrency", "1"),
-            *("--loglevel", "INFO", "--without-gossip", "--without-mingle"),
+            # Nobody listens to heartbeats; and where Redis has ended first, sending the last one is tried for long.
+            *("--loglevel", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
         is_ready=lambda pid: responds(node),
         detail=f"serves {', '.join(queues)}" + (f" with GPU {gpus}" if gpus else ""),

@@ -128,6 +128,5 @@ class Stack:
 
     def stop(self) -> None:
         """End everything, in the order in which nothing misses what it needs."""
-        self._supervisor.stop("web")
         self._supervisor.stop_but("postgres", "redis")
         self._supervisor.stop("redis", "postgres")

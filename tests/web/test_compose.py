@@ -102,10 +102,11 @@ def test_each_of_our_services_starts_is_healthy_and_stops(services: Services) ->
     together = ("web", "worker-cpu", "beat")
     with ExitStack() as running:
         commands = {name: running.enter_context(services.running(name)) for name in together}
+        # The slowest first: each asking is a process, which the services would share the machine with.
+        assert "serves cpu, gpu" in commands["worker-cpu"].wait_for("cpu-1     ready")
         for name, command in commands.items():
             what = f"{name}:\n{command.log.read_text()}"
-            wait_until(partial(services.is_healthy, name), what=what, every_s=1.0)  # each asking is a process
-        assert "serves cpu, gpu" in commands["worker-cpu"].wait_for("cpu-1     ready")
+            wait_until(partial(services.is_healthy, name), what=what, every_s=1.0)
         assert [command.stop() for command in commands.values()] == [0, 0, 0]
     assert [name for name in together if services.is_healthy(name)] == []
 

@@ -18,7 +18,10 @@ import traceback
 from importlib import import_module
 from typing import Any
 
-import workers.jobs.compute as computing
+from workers.garbage import importing
+
+with importing():
+    import workers.jobs.compute as computing
 
 POLL_S = 0.05
 
@@ -28,8 +31,9 @@ PRELOADED = ("checks.registry", "transformers.models.qwen3.modeling_qwen3", "tra
 
 def main() -> int:
     """Serve orders until standard input closes."""
-    for name in PRELOADED:
-        import_module(name)
+    with importing():
+        for name in PRELOADED:
+            import_module(name)
     _answer("ready")
     buffer = b""
     while True:
