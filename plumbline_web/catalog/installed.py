@@ -43,9 +43,9 @@ def get_framework(name: str) -> Framework:
 
 
 def list_frameworks() -> list[Framework]:
-    """Every framework that an adapter can run, its row made where it is new."""
+    """Every framework that an adapter can run, by its title; its row is made where it is new."""
     known = {framework.name: framework for framework in Framework.objects.all()}
-    return [known.get(name) or get_framework(name) for name in names()]
+    return sorted((known.get(name) or get_framework(name) for name in names()), key=lambda found: found.title.lower())
 
 
 @cache

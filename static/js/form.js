@@ -23,6 +23,13 @@ function chooseChecks(chosen) {
   form.dispatchEvent(new Event("change", { bubbles: true }));
 }
 
+// Three dozen checks are chosen from by their claims; the rest is a screen long for each level.
+function toggleHelp(button) {
+  const shown = button.getAttribute("aria-pressed") !== "true";
+  button.setAttribute("aria-pressed", String(shown));
+  document.getElementById("field-checks").classList.toggle("is-brief", !shown);
+}
+
 function openGroupOf(id) {
   const group = document.getElementById(id)?.closest("details");
   if (group) group.open = true;
@@ -32,6 +39,9 @@ function start() {
   for (const part of form.querySelectorAll("[data-needs-script]")) part.hidden = false;
   form.querySelector("[data-check-all]").addEventListener("click", () => chooseChecks(true));
   form.querySelector("[data-check-none]").addEventListener("click", () => chooseChecks(false));
+  const help = form.querySelector("[data-check-help]");
+  help.addEventListener("click", () => toggleHelp(help));
+  document.getElementById("field-checks").classList.add("is-brief");
   form.addEventListener("input", showChanges);
   form.addEventListener("change", showChanges);
   document.getElementById("errors")?.addEventListener("click", (event) => {
