@@ -18,6 +18,7 @@ from typing import NoReturn, TypeAlias
 from checks.errors import BadRequest, CaptureError
 from workers import commands
 from workers.client import ServerError
+from workers.environments.command import add_env
 from workers.remote import Interrupted
 from workers.request import BAD_REQUEST, DEFAULT_TIME_LIMIT_S
 
@@ -92,6 +93,7 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
     _add_compare(subparsers.add_parser("compare", help="compare two captures tensor by tensor"))
     _add_audit(subparsers.add_parser("audit", help="compare installed or pinned releases with known problems"))
     _add_shrink(subparsers.add_parser("shrink", help="make a small model of a config, keeping what can go wrong"))
+    add_env(subparsers)
     faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
     faults.set_defaults(run=lambda options: commands.list_faults())
     for add in more:
@@ -111,6 +113,13 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
     add("--local", action="store_true", help="run on this machine, without a server")
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="environment of the framework, with --local; several are compared; see `plumbline env`",
+    )
     add("--json", type=Path, metavar="FILE", help="write the complete result")
     add("--junit", type=Path, metavar="FILE", help="write JUnit XML")
     add("--inject", metavar="FAULT", help="run with a fault, to show that a check sees it; see `plumbline faults`")
@@ -137,6 +146,7 @@ def _validate(options: argparse.Namespace) -> int:
         full=options.full,
         time_limit_s=options.time_limit,
         memory_limit_bytes=None if limit is None else int(limit * BYTES_IN_GB),
+        environments=options.env,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from checks.faults import FAULTS
 from workers.garbage import importing
 from workers.report import (
     ProgressLine,
+    build_document,
     check_writable,
     make_console,
     print_result,
@@ -51,8 +53,12 @@ def run_validation(
     full: bool,
     time_limit_s: float,
     memory_limit_bytes: int | None,
+    environments: Sequence[str] = (),
 ) -> int:
-    """Check the request, validate here or on the server, print the table, write the files; the verdicts' exit code."""
+    """Check the request, validate here or on the server, print the table, write the files; the verdicts' exit code.
+
+    `environments`: names of those that the frameworks run in, one after another; this Python for none.
+    """
     for field, file in (("json", json_file), ("junit", junit_file)):
         if file is not None:
             check_writable(file, field=field)
@@ -68,6 +74,10 @@ def run_validation(
         time_limit_s=time_limit_s,
         memory_limit_bytes=memory_limit_bytes,
     )
+    if environments:
+        if not local:
+            raise BadRequest("env", "environments are of one machine", "add --local")
+        return _validate_in(environments, request, json_file=json_file, junit_file=junit_file)
     if local:
         result = _validate_here(request)
         text = render_json(result)
@@ -84,6 +94,35 @@ def run_validation(
         write_whole(junit_file, render_junit(result))
     print_result(result, console=make_console())
     return exit_code(result.verdicts)
+
+
+def _validate_in(
+    names: Sequence[str], request: ValidationRequest, *, json_file: Path | None, junit_file: Path | None
+) -> int:
+    from workers.environments.store import Store
+    from workers.environments.using import print_side_by_side, running_in
+
+    if junit_file is not None and len(names) > 1:
+        raise BadRequest("junit", "is one validation's", "name one environment, or use --json")
+    store, console = Store(), make_console()
+    for name in names:
+        store.find(name)  # all of them, before the first is run
+    results = {}
+    for name in names:
+        out = request.out / name if request.out is not None and len(names) > 1 else request.out
+        with running_in(name, store=store):
+            results[name] = result = _validate_here(replace(request, out=out))
+        console.print(Text(name, style="bold"))
+        print_result(result, console=console)
+    if len(results) > 1:
+        print_side_by_side(results, console=console)
+    if json_file is not None:
+        documents = {name: build_document(result) for name, result in results.items()}
+        whole = documents[names[0]] if len(documents) == 1 else {"environments": documents}
+        write_whole(json_file, json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    if junit_file is not None:
+        write_whole(junit_file, render_junit(results[names[0]]))
+    return exit_code([verdict for result in results.values() for verdict in result.verdicts])
 
 
 def _validate_here(request: ValidationRequest) -> ValidationResult:

@@ -1,0 +1,1 @@
+"""Environments: one Python with one set of framework releases, built once, named, and run from."""

@@ -1,0 +1,152 @@
+"""`plumbline env`: create, add, list, check, remove."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from checks.errors import BadRequest
+from workers.environments.building import build, check, format_size
+from workers.environments.resolving import parse_wish, read_version
+from workers.environments.store import Named, Store, check_name
+from workers.report import ProgressLine, make_console
+
+if TYPE_CHECKING:
+    from workers.cli import Subcommands
+
+DAY_S = 86_400.0
+
+FAILED = 1
+"""exit code of `env check` where something is not as it was built"""
+
+
+def add_env(commands: Subcommands) -> None:
+    """Add `env`."""
+    parser = commands.add_parser("env", help="environments of frameworks: build, name, check, remove")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="build an environment for one release of a framework")
+    create.add_argument("framework", metavar="NAME==VERSION", help="the framework's release")
+    create.add_argument("--with", action="append", default=[], metavar="REQUIREMENT", dest="others", help="repeatable")
+    create.add_argument("--python", metavar="3.x", help="version of Python (default: this one's)")
+    create.add_argument("--name", help="what to call it (default: after its releases)")
+    create.add_argument("--index-url", metavar="URL", help="where releases come from, as pip has it")
+    create.add_argument(
+        "--extra-index-url", action="append", default=[], metavar="URL", help="such as PyTorch's index of CPU builds"
+    )
+    create.set_defaults(run=_create)
+    add = actions.add_parser("add", help="name a Python that has the frameworks already")
+    add.add_argument("name", metavar="NAME")
+    add.add_argument("--python", required=True, type=Path, metavar="PATH", help="its interpreter")
+    add.set_defaults(run=_add)
+    actions.add_parser("list", help="list the environments").set_defaults(run=lambda options: _list())
+    looked_at = actions.add_parser("check", help="say whether environments are as they were built")
+    looked_at.add_argument("names", nargs="*", metavar="NAME", help="all by default")
+    looked_at.set_defaults(run=_check)
+    remove = actions.add_parser("remove", help="forget names, and remove what no name means any more")
+    remove.add_argument("names", nargs="*", metavar="NAME")
+    remove.add_argument("--unused-for", type=float, metavar="DAYS", help="also those that no run has used for so long")
+    remove.set_defaults(run=_remove)
+
+
+def _create(options: argparse.Namespace) -> int:
+    if options.name is not None:
+        check_name(options.name)
+    wish = parse_wish(options.framework, options.others)
+    index = [] if options.index_url is None else ["--index-url", options.index_url]
+    for url in options.extra_index_url:
+        index += ["--extra-index-url", url]
+    begun = time.monotonic()
+    with ProgressLine(make_console(stderr=True)) as line:
+        built, fresh = build(
+            wish, name=options.name, python=options.python, index=index, store=Store(), on_progress=line.show
+        )
+    how = f"built in {time.monotonic() - begun:.0f} s" if fresh else "was there already"
+    print(f"{options.name or wish.name}: {how}, {len(built.packages)} packages, {format_size(built.size_bytes)}")
+    return 0
+
+
+def _add(options: argparse.Namespace) -> int:
+    python = options.python.expanduser().absolute()  # not resolved: a venv's Python is a link
+    version = read_version(python)
+    Store().name(options.name, python=python)
+    print(f"{options.name}: Python {version} at {python}")
+    return 0
+
+
+def _list() -> int:
+    store, console = Store(), make_console(soft_wrap=True)
+    if not store.list_names():
+        console.print("No environments yet; plumbline env create makes one.")
+    for name in store.list_names():
+        try:
+            said = _describe(store.find(name), store)
+        except BadRequest as error:
+            said = [error.found]
+        console.print(Text(name, style="bold"))
+        for line in said:
+            console.print(Text(f"  {line}"))
+    half = [key for key in store.list_keys() if store.read(key) is None]
+    if half:
+        console.print(Text(f"begun and not ended: {', '.join(half)}; the same create goes on, remove deletes them"))
+    return 0
+
+
+def _describe(named: Named, store: Store) -> list[str]:
+    built = named.built
+    if built is None:
+        return [f"{named.python}, not built here"]
+    used = datetime.fromtimestamp(store.last_used(built.key), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    size = format_size(built.size_bytes)
+    return [
+        f"{', '.join(built.requested)}",
+        f"{built.key}, Python {built.python}, {len(built.packages)} packages, {size}, last used {used}",
+    ]
+
+
+def _check(options: argparse.Namespace) -> int:
+    store = Store()
+    code = 0
+    for name in options.names or store.list_names():
+        named = store.find(name)
+        troubles: Sequence[str] = ()
+        if named.built is not None:
+            troubles = check(named.built, store=store)
+        else:
+            try:
+                read_version(named.python)
+            except BadRequest as error:
+                troubles = (error.found,)
+        code = FAILED if troubles else code
+        print(f"{name}: {'; '.join(troubles) if troubles else 'as it was built' if named.built else 'runs'}")
+    return code
+
+
+def _remove(options: argparse.Namespace) -> int:
+    store = Store()
+    known = store.list_names()
+    for name in options.names:
+        if name not in known:
+            store.find(name)  # says which there are
+    for name in options.names:
+        store.forget(name)
+        print(f"{name}: forgotten")
+    if options.unused_for is not None:
+        for key in store.list_keys():
+            if time.time() - store.last_used(key) >= options.unused_for * DAY_S:
+                for name in store.names_of(key):
+                    store.forget(name)
+                    print(f"{name}: forgotten, not used for {options.unused_for:g} days")
+    freed = 0
+    for key in store.list_keys():
+        if not store.names_of(key):
+            with store.hold(key, waiting=lambda key=key: print(f"waiting: {key} is being built")):  # type: ignore[misc]
+                if not store.names_of(key):
+                    freed += store.delete(key)
+    print(f"{format_size(freed)} freed")
+    return 0
