@@ -13,12 +13,13 @@ export TRANSFORMERS_OFFLINE := 1
 export HF_DATASETS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test test-gpu lint clean
 
 help:
 	@echo "make setup  the environment in $(VENV), with the versions of constraints.txt"
 	@echo "make demo   the dashboard with two validations of tiny:qwen3, until ctrl-C; SERVE=0 ends, PORT=8000, DATA=.demo"
 	@echo "make test   the test suite, in parallel"
+	@echo "make test-gpu  what only a GPU can show, in five minutes; needs torch, transformers and pytest, GPU_PYTHON=python3"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 	@echo "make clean  removes $(VENV) and $(DATA)"
 
@@ -54,10 +55,24 @@ demo: setup
 test: setup
 	$(BIN)/pytest
 
+# Of a bare machine: no make setup, no database; the environment's Python where there is one, else the system's.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+test-gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/capture$(if $(PYTHONPATH),:$(PYTHONPATH))
+test-gpu:
+	@if ! $(GPU_PYTHON) -c 'import pytest, torch, transformers'; then \
+	  echo "make test-gpu: $(GPU_PYTHON) lacks torch, transformers or pytest; install them, or name another with GPU_PYTHON." >&2; \
+	  exit 1; \
+	fi; \
+	if ! $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  echo "make test-gpu: torch sees no CUDA device on this machine, so the GPU tests are skipped."; \
+	  exit 0; \
+	fi; \
+	$(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir tests/gpu -m gpu tests/gpu
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
 clean:

@@ -21,6 +21,7 @@ _RUNS = {
     Role.PROBED: "the prepared model on chosen batches",
     Role.SINGLE: "the rows of all ranks in one process",
     Role.OVERFIT: "one batch again and again",
+    Role.MEASURED: "the run with its memory counted",
     Role.TRACED: "the first step with its modules recorded",
 }
 

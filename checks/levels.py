@@ -13,6 +13,7 @@ LEVELS: Mapping[str, str] = {
     "checkpoint": "Checkpoints and resuming",
     "eval": "Evaluation",
     "serving": "Serving",
+    "transfer": "Weights on their way to an engine",
     "parallel": "Parallel layouts",
     "memory": "Memory",
     "convergence": "Whole runs",

@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 
 from checks.captures.capture import Capture
 from checks.diagnosis.first_divergence import Divergence
+from checks.memory.implied import Implied
 from checks.probes.answers import Answer
 from checks.references.batch import MicroBatch
 from checks.references.dataset import Dataset
 from checks.references.definition import Definition
 from checks.references.evaluation import Evaluation
+from checks.references.initial import InitialAnswers
 from checks.references.optimizer import learning_rate
 from checks.references.reference import Reference
 from checks.references.trajectory import Trajectory
 from checks.roles import Role
+from checks.serving.served import Served
 from checks.spec import RunSpec
 
 
@@ -52,6 +55,9 @@ class Material:
     batches: Mapping[int, tuple[MicroBatch, ...]] = field(default_factory=dict)
     references: Mapping[int, Reference] = field(default_factory=dict)
     no_reference: Mapping[int, str] = field(default_factory=dict)
+    answers: Mapping[int, InitialAnswers] = field(default_factory=dict)
+    """captured step → what the checkpoint's own weights say of its answers; `no_answers` says why there is none"""
+    no_answers: Mapping[int, str] = field(default_factory=dict)
     expected_scalars: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     expected_adapters: tuple[str, ...] = ()
     asked_config: Mapping[str, object] = field(default_factory=dict)
@@ -73,6 +79,8 @@ class Material:
     no_probes: str = ""
     probes_shared: tuple[str, ...] = ()
     """code that the model and the reference of its probes have in common"""
+    served: Served | None = None
+    """what an endpoint answered to the probes' rows; None where none is configured"""
     evaluation: Evaluation | None = None
     """what the evaluation of the probed run should have said; `no_evaluation` says why there is none"""
     no_evaluation: str = ""
@@ -82,6 +90,9 @@ class Material:
     overfit: Trajectory | None = None
     """those of the run on one batch; `no_overfit` says why there are none"""
     no_overfit: str = ""
+    implied: Implied | None = None
+    """what the shapes imply for the memory of the measured run; `no_implied` says why nothing was computed"""
+    no_implied: str = ""
     dataset: Dataset | None = None
     """the samples as the model should read them; `no_dataset` says why there is none"""
     no_dataset: str = ""

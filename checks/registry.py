@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from checks.architecture import (
+    memory_step,
     model_definition,
     step_accumulation,
     step_activations,
@@ -20,6 +21,8 @@ from checks.architecture import (
     step_moe,
     step_padding,
     step_precision,
+    step_rl_loss,
+    step_scaler,
     step_schedule,
     step_settings,
     step_update,
@@ -29,11 +32,13 @@ from checks.convergence import convergence_curve, convergence_health, convergenc
 from checks.errors import BadRequest
 from checks.levels import LEVELS
 from checks.lifecycle import (
+    checkpoint_reshard,
     checkpoint_resume,
     checkpoint_roundtrip,
     data_coverage,
     data_mask,
     data_packing,
+    data_preference,
     data_template,
     environment_known_problems,
     environment_settings,
@@ -41,6 +46,8 @@ from checks.lifecycle import (
     run_completes,
     serving_cache,
     serving_logprobs,
+    serving_quantised,
+    transfer_sync,
 )
 from checks.parallel import parallel_data, parallel_gradients, parallel_replicas
 from checks.roles import Role
@@ -53,6 +60,7 @@ CHECKS: dict[str, Check] = {
         environment_settings.CHECK,
         data_template.CHECK,
         data_mask.CHECK,
+        data_preference.CHECK,
         data_coverage.CHECK,
         step_precision.CHECK,
         step_settings.CHECK,
@@ -60,15 +68,18 @@ CHECKS: dict[str, Check] = {
         step_loss.CHECK,
         step_moe.CHECK,
         step_denominator.CHECK,
+        step_rl_loss.CHECK,
         step_gradients.CHECK,
         step_activations.CHECK,
         step_update.CHECK,
+        step_scaler.CHECK,
         step_schedule.CHECK,
         step_frozen.CHECK,
         step_accumulation.CHECK,
         data_packing.CHECK,
         checkpoint_resume.CHECK,
         checkpoint_roundtrip.CHECK,
+        checkpoint_reshard.CHECK,
         model_definition.CHECK,
         step_lengths.CHECK,
         step_padding.CHECK,
@@ -78,9 +89,12 @@ CHECKS: dict[str, Check] = {
         eval_loss.CHECK,
         serving_logprobs.CHECK,
         serving_cache.CHECK,
+        serving_quantised.CHECK,
+        transfer_sync.CHECK,
         parallel_data.CHECK,
         parallel_replicas.CHECK,
         parallel_gradients.CHECK,
+        memory_step.CHECK,
         convergence_health.CHECK,
         convergence_curve.CHECK,
         convergence_overfit.CHECK,

@@ -18,6 +18,8 @@ class Role(StrEnum):
     """the same rows as one batch without accumulation"""
     RESUMED = "resumed"
     """the asked run, saved before its last step and taken up again by a new process"""
+    RESHARDED = "resharded"
+    """the asked run, saved before its last step and taken up again by processes that divide the model otherwise"""
     PROBED = "probed"
     """the model as the framework prepared it, asked about batches that Plumbline chose"""
     SINGLE = "single"
@@ -26,10 +28,15 @@ class Role(StrEnum):
     """the first step again, with what its modules receive and give"""
     OVERFIT = "overfit"
     """the first rows of the data alone, one batch again and again at a constant rate"""
+    MEASURED = "measured"
+    """the asked run, with the bytes that are alive in each phase of its steps"""
 
 
 OVERFIT_STEPS = 30
 """In these the reference memorises a batch at the default rate, of most tiny models to a tenth of its first loss."""
+
+MEASURED_STEPS = 5
+"""What the first three leave behind has two steps to be freed in: a batch is loaded ahead, a loss is kept a while."""
 
 
 def spec_of(role: Role, spec: RunSpec) -> RunSpec:
@@ -40,11 +47,15 @@ def spec_of(role: Role, spec: RunSpec) -> RunSpec:
     """
     if role is Role.RESUMED:
         return replace(spec, resume_after=spec.steps - 1)
+    if role is Role.RESHARDED:
+        return replace(spec, resume_after=spec.steps - 1, resharded=True)
     if role is Role.PROBED:
         return replace(spec, steps=1, accumulation=1, probed=True)
     if role is Role.OVERFIT:
         one = replace(spec, first_rows=spec.batch, steps=OVERFIT_STEPS, accumulation=1)
         return replace(one, schedule="constant", warmup_steps=0)
+    if role is Role.MEASURED:
+        return replace(spec, steps=max(spec.steps, MEASURED_STEPS))
     if role is Role.TRACED:
         return replace(spec, steps=1)
     if role is Role.RUN:
@@ -56,3 +67,10 @@ def spec_of(role: Role, spec: RunSpec) -> RunSpec:
         return replace(spec, batch=spec.batch * spec.accumulation, accumulation=1, steps=1)
     parts = next((n for n in range(2, isqrt(spec.batch) + 1) if spec.batch % n == 0), spec.batch)
     return replace(spec, batch=spec.batch // parts, accumulation=parts, steps=1)
+
+
+def other_layout(spec: RunSpec) -> RunSpec:
+    """The run spec at the layout that takes up what `spec` has saved: one process, or of one process two with FSDP2."""
+    if spec.processes > 1:
+        return spec_of(Role.SINGLE, spec)
+    return replace(spec, dp_size=2, sharding="fsdp2")

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Precision = Literal["float32", "bf16", "bf16_params"]
+Precision = Literal["float32", "bf16", "bf16_params", "fp16"]
 Attention = Literal["eager", "sdpa"]
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["constant", "linear", "cosine"]
 Sharding = Literal["none", "ddp", "fsdp2"]
+Objective = Literal["sft", "dpo"]
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """What a framework is asked to do. Every field but the first three can be given as `--set name=value`.
 
-    One optimizer step trains on `dp_size × batch × accumulation` rows of at most `seq_len` tokens. The objective is the
-    mean over the counted tokens of the whole step. Weight decay applies to weight matrices and embeddings, not to norms
+    One optimizer step trains on `dp_size × batch × accumulation` rows of at most `seq_len` tokens, or on as many pairs
+    of preferred and rejected rows. The objective is the mean over the counted tokens of the whole step; with dpo, the
+    mean over its pairs of −log σ(beta · margin). Weight decay applies to weight matrices and embeddings, not to norms
     or biases.
     """
 
@@ -26,13 +28,18 @@ class RunSpec:
     model: Path
     """directory with a checkpoint (config.json, *.safetensors, tokenizer)"""
     data: Path
+    objective: Objective = "sft"
+    """sft: the next token; dpo: preferred answers over rejected ones (arXiv:2305.18290, equation 7)"""
+    beta: float = 0.1
+    """of dpo: how strongly the policy is held to the checkpoint's own log-probabilities"""
     steps: int = 3
     """optimizer steps to run; steps 1 and `steps` are captured"""
     batch: int = 2
     accumulation: int = 2
     seq_len: int = 128
     precision: Precision = "float32"
-    """float32; bf16: float32 parameters under bf16 autocast; bf16_params: parameters and compute in bf16"""
+    """float32; bf16: float32 parameters under bf16 autocast; bf16_params: parameters and compute in bf16; fp16: float32
+    parameters under fp16 autocast, with loss scaling"""
     attention: Attention = "sdpa"
     packing: bool = False
     assistant_only: bool = False
@@ -60,8 +67,12 @@ class RunSpec:
     sharding: Sharding = "none"
     """what data-parallel processes hold: ddp, all of the model; fsdp2, a part of each parameter"""
     seed: int = 0
+    synced: Path | None = None
+    """directory of the weights that a rollout engine holds, to be held against the trainer's"""
     resume_after: int | None = None
     """save after this many steps, end the process, and let a new one take the rest of the steps"""
+    resharded: bool = False
+    """with `resume_after`: the processes that go on divide the model otherwise, as `checks.roles.other_layout` says"""
     probed: bool = False
     """ask the prepared model about the batches of `checks.probes` before its first step"""
     first_rows: int | None = None

@@ -20,10 +20,10 @@ from checks.captures.differences import Difference, Projection
 VERSION = "2026.11"
 """Changes whenever a constant below does; stored with every verdict."""
 
-MULTIPLES: Mapping[str, float] = {"float32": 8.0, "bf16": 4.0, "bf16_params": 4.0}
+MULTIPLES: Mapping[str, float] = {"float32": 8.0, "bf16": 4.0, "bf16_params": 4.0, "fp16": 4.0}
 """Error allowed, in floors. Calibrated by `python -m benchmarks.calibration`; see docs/tolerance.md for the figures."""
 
-EPSILON: Mapping[str, float] = {"float32": 2.0**-24, "bf16": 2.0**-9, "bf16_params": 2.0**-9}
+EPSILON: Mapping[str, float] = {"float32": 2.0**-24, "bf16": 2.0**-9, "bf16_params": 2.0**-9, "fp16": 2.0**-12}
 """Unit round-off of the compute dtype."""
 
 USEFUL_SCALE_LIMIT = 0.05

@@ -1,4 +1,4 @@
-"""References of what is longer or other than a step: the probed run's evaluation, and the loss curves of whole runs."""
+"""References of what is other than one step: an evaluation, the loss curves of whole runs, and a run's memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from checks.captures.capture import Capture
-from checks.errors import BadRequest
+from checks.errors import BadRequest, CaptureError
 from checks.material import Material
+from checks.memory.implied import NoBatch, imply
+from checks.memory.measured import read_measured
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.batch import MicroBatch, UnreadableBatch, read_step
 from checks.references.budget import OverBudget
@@ -28,13 +30,17 @@ StateOf = Callable[[RunSpec, Capture, int], State]
 def add_whole_runs(material: Material, capture: Capture, *, trajectory: bool, state_of: StateOf) -> Material:
     """Add what the recorded runs are there for: an evaluation, the asked run's curve where wanted, that of one batch.
 
+    The memory of a measured run gets what its shapes imply.
+
     `capture`: of the asked run, read as one process.
     """
-    if Role.PROBED in material.others:
+    if Role.PROBED in material.others and material.spec.objective == "sft":
         material = _add_evaluation(material, state_of)
     if trajectory:
         found, why = _follow(material, capture, material.spec, state_of)
         material = replace(material, trajectory=found, no_trajectory=why)
+    if Role.MEASURED in material.others:
+        material = _add_memory(material)
     if Role.OVERFIT in material.others:
         spec = spec_of(Role.OVERFIT, material.spec)
         found, why = _follow(material, material.capture_of(Role.OVERFIT), spec, state_of)
@@ -59,6 +65,21 @@ def _add_evaluation(material: Material, state_of: StateOf) -> Material:
     except (NoConvention, NoReference, OverBudget, BadRequest) as error:
         return replace(material, no_evaluation=str(error).rstrip("."))
     return replace(material, evaluation=found)
+
+
+def _add_memory(material: Material) -> Material:
+    capture = material.capture_of(Role.MEASURED)
+    if capture is None or not capture.steps:
+        return replace(material, no_implied="the run that counts its memory left no capture; see run.completes")
+    try:
+        device = next(iter(read_measured(capture))).device
+        spec = spec_of(Role.MEASURED, material.spec)
+        adapters, kept = material.expected_adapters, material.float32_names
+        return replace(material, implied=imply(spec, capture, adapters=adapters, float32_names=kept, device=device))
+    except StopIteration:
+        return replace(material, no_implied="no process of the run was metered; see the warnings")
+    except (NoBatch, OverBudget, BadRequest, CaptureError) as error:
+        return replace(material, no_implied=str(error).rstrip("."))
 
 
 def _follow(

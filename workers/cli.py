@@ -112,6 +112,7 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
         help="names or levels, comma separated, or all; see `plumbline checks`",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
+    add("--objective", metavar="O", help="what is trained: sft, dpo; the same as --set objective=O")
     add("--local", action="store_true", help="run on this machine, without a server")
     add(
         "--env",
@@ -137,7 +138,7 @@ def _validate(options: argparse.Namespace) -> int:
         model=options.model,
         data=options.data,
         checks=options.checks,
-        settings=options.settings,
+        settings=[*options.settings, *([] if options.objective is None else [f"objective={options.objective}"])],
         local=options.local,
         json_file=options.json,
         junit_file=options.junit,

@@ -28,10 +28,12 @@ TITLES = {
     Role.RUN: "framework run",
     Role.MERGED: "framework run on merged rows",
     Role.RESUMED: "framework run that is saved and resumed",
+    Role.RESHARDED: "framework run that is saved and resumed at another layout",
     Role.PROBED: "framework's model on chosen batches",
     Role.SINGLE: "framework run of one process",
     Role.TRACED: "framework run with its modules recorded",
     Role.OVERFIT: "framework run on one batch again and again",
+    Role.MEASURED: "framework run with its memory counted",
 }
 
 LAST_OUTPUT_CHARACTERS = 300
@@ -92,7 +94,9 @@ def _execute(session: Session, chosen: Adapter, planned: PlannedRun, fraction: f
         named += f" a rank on {spec.processes} processes" if spec.dp_size > 1 else f" on {spec.processes} processes"
     with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
         full = session.request.full
-        return run_recorded(session, chosen, spec, label, steps=steps, full=full, modules=planned.modules)
+        return run_recorded(
+            session, chosen, spec, label, steps=steps, full=full, modules=planned.modules, memory=planned.memory
+        )
 
 
 def run_recorded(
@@ -104,6 +108,7 @@ def run_recorded(
     steps: tuple[int, ...],
     full: bool,
     modules: str | None,
+    memory: bool = False,
 ) -> RunOutcome:
     scratch = session.workspace / "scratch" / label
     launch = chosen.prepare(spec, scratch)
@@ -123,8 +128,9 @@ def run_recorded(
         scratch=scratch,
         log=session.workspace / "logs" / f"{label}.log",
         steps=steps,
-        full=full,
+        full=full and not memory,  # what is kept whole would be counted
         modules=modules,
+        memory=memory,
         preload=preload,
         time_limit_s=session.request.time_limit_s,
         memory_limit_bytes=session.request.memory_limit_bytes,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks.check import Check
+from checks.objectives import why_not_objective
 from checks.parallel.scope import why_not_over_ranks, why_not_resumed
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec
@@ -34,6 +35,11 @@ class PlannedRun:
             return None
         return choose_modules(self.spec.model, tokens=self.spec.batch * self.spec.accumulation * self.spec.seq_len)
 
+    @property
+    def memory(self) -> bool:
+        """Whether the bytes that are alive are counted, and nothing else recorded."""
+        return self.role is Role.MEASURED
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,7 +63,12 @@ def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
     """Sort checks into judged and skipped, and merge what the judged ones need."""
     skipped, judged = [], []
     for check in checks:
-        reason = check.applies(spec) or why_not_over_ranks(check.name, spec) or why_not_resumed(check.roles, spec)
+        reason = (
+            check.applies(spec)
+            or why_not_objective(check.name, spec)
+            or why_not_over_ranks(check.name, spec)
+            or why_not_resumed(check.roles, spec)
+        )
         if reason is None:
             judged.append(check)
         else:

@@ -16,6 +16,7 @@ def build_command(
     steps: Sequence[int],
     full: bool = False,
     modules: str | None = None,
+    memory: bool = False,
     preload: Sequence[Path] = (),
 ) -> list[str]:
     """The argument list that runs `launch.command` with the recorder in front."""
@@ -25,6 +26,8 @@ def build_command(
         command += ["--full"]
     if modules is not None:
         command += ["--modules", modules]
+    if memory:
+        command += ["--memory"]
     if launch.full_parameters:
         command += ["--full-parameters", launch.full_parameters]
     for file in preload:

@@ -59,6 +59,7 @@ def run_framework(
     steps: tuple[int, ...],
     full: bool = False,
     modules: str | None = None,
+    memory: bool = False,
     preload: tuple[Path, ...] = (),
     time_limit_s: float,
     memory_limit_bytes: int | None,
@@ -75,7 +76,9 @@ def run_framework(
     """
     _check_paths(out=out, preload=preload)
     scratch.mkdir(parents=True, exist_ok=True)
-    command = build_command(launch, out=out.resolve(), steps=steps, full=full, modules=modules, preload=preload)
+    command = build_command(
+        launch, out=out.resolve(), steps=steps, full=full, modules=modules, memory=memory, preload=preload
+    )
     end = supervise(
         command,
         cwd=scratch,

@@ -6,12 +6,13 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from checks.errors import BadRequest
 from checks.spec import RunSpec
 
-NOT_SETTINGS = frozenset({"framework", "model", "data", "fault", "resume_after", "probed", "first_rows"})
+NOT_SETTINGS = frozenset({"framework", "model", "data", "fault", "resume_after", "resharded", "probed", "first_rows"})
 """Fields of RunSpec that have an option of their own, or that the role of a run decides."""
 
 TRUE = ("true", "1", "yes")
@@ -56,6 +57,7 @@ PROCESSES = Bounds(low=1, high=64)
 """On one machine; more than its processors only share them."""
 
 BOUNDS: Mapping[str, Bounds] = {
+    "beta": POSITIVE,
     "steps": AT_LEAST_ONE,
     "batch": AT_LEAST_ONE,
     "accumulation": AT_LEAST_ONE,
@@ -117,6 +119,8 @@ def _parse(name: str, text: str, kind: Any) -> object:
         return _parse_boolean(name, text)
     if get_origin(kind) is tuple:
         return _parse_tuple(name, text)
+    if Path in get_args(kind):
+        return _parse_path(name, text)
     number = _parse_number(name, text, kind)
     bounds = BOUNDS[name]
     if not bounds.admit(number):
@@ -143,6 +147,12 @@ def _parse_tuple(name: str, text: str) -> tuple[str, ...]:
     if len(set(items)) < len(items):
         raise BadRequest(name, f"{text!r} names an item twice", "name each once")
     return items
+
+
+def _parse_path(name: str, text: str) -> Path:
+    if not text:
+        raise BadRequest(name, "is empty", "name a directory")
+    return Path(text)
 
 
 def _parse_number(name: str, text: str, kind: type[int] | type[float]) -> int | float:

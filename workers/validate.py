@@ -18,7 +18,9 @@ from checks.registry import find_checks
 from checks.roles import Role
 from checks.samples import resolve_data
 from checks.spec import RunSpec
+from checks.transfer.dump import resolve_dump
 from checks.verdict import Status, Verdict
+from workers.endpoint import ask_endpoint
 from workers.execution import Session, execute_all, open_workspace, run_recorded
 from workers.frameworks import Adapter, adapter, default_settings
 from workers.judging import LOCATED_BY, TracePass, judge, next_pass
@@ -72,6 +74,8 @@ def build_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...], 
     model = resolve_model(request.model)
     usual = [f"{name}={value}" for name, value in default_settings(model.family).items()]
     settings: dict[str, object] = {**parse_settings([*usual, *needed], defaults={}), **request.settings}
+    if settings.get("synced") is not None:
+        settings["synced"] = resolve_dump(str(settings["synced"]))
     spec = RunSpec(
         framework=request.framework,
         model=model.path,
@@ -96,6 +100,8 @@ def _judge_all(
                 definition=plan.needs("model.definition"),
                 trajectory=plan.needs("convergence.curve"),
             )
+        if plan.needs("serving.logprobs"):
+            material = replace(material, served=ask_endpoint(material))
         with session.phase("judge", f"{len(plan.judged)} checks", 0.9):
             judged = judge(plan.judged, material)
         located, material = _trace(session, chosen, spec, material, judged)

@@ -17,8 +17,9 @@ from checks.models import resolve_model
 from checks.models.families import EAGER_ONLY
 from checks.references.batch import Document, MicroBatch
 from checks.references.model import AUTOCAST, State, choose_source, float64_mode
+from checks.references.moving import move_inputs
 from checks.references.step import Layout, StepResult, run_step
-from checks.references.variants import StepInputs, Variant, compute_variants, move_inputs
+from checks.references.variants import StepInputs, Variant, compute_variants
 from checks.spec import Attention, Precision, RunSpec
 from checks.tolerance import EPSILON, judge_scale, judge_tensor, measure_floor
 

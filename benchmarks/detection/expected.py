@@ -14,6 +14,8 @@ GROUP_ROUTED = ("deepseek_v3", "glm4_moe")
 BOTH = ("transformers", "trl")
 TRAINER = ("transformers",)
 TRL = ("trl",)
+PLAIN = ("plain",)
+"""Of fp16: on a CPU the other frameworks train in float32 where it was asked, in silence."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Expected:
 
 
 CHAT = "tulu3_sample"
+PAIRS = "preferences_sample"
 BALANCED = (("output_router_logits", True), ("router_aux_loss_coef", 0.05))
 """A config that asks for a load-balancing loss, of a weight that shows in float32."""
 
@@ -178,4 +181,24 @@ EXPECTED: Mapping[str, Expected] = {
     "export-rounded": Expected("exported weight"),
     "ranks-share-rows": Expected("sampler", frameworks=TRAINER),
     "ranks-shuffle-apart": Expected("sampler", frameworks=TRAINER),
+    "preference-swapped": Expected("pairs", frameworks=TRL, data=PAIRS),
+    "preference-prompt-cut": Expected("truncation", frameworks=TRL, data=PAIRS),
+    "preference-mask-early": Expected("labels", frameworks=TRL, data=PAIRS),
+    "rejected-answer-cut": Expected("special tokens|truncation", frameworks=TRL, data=PAIRS),
+    "reference-is-policy": Expected("reference model", frameworks=TRL, data=PAIRS),
+    "preference-beta-doubled": Expected(
+        "beta|loss denominator", frameworks=TRL, data=PAIRS, checks=("step.rl_loss", "step.gradients")
+    ),
+    "preference-not-divided": Expected(
+        "loss denominator", frameworks=TRL, data=PAIRS, checks=("step.rl_loss", "step.gradients")
+    ),
+    "losses-kept-with-graphs": Expected("", checks=("memory.step",)),
+    "activations-kept": Expected(r"layers\.\d", checks=("memory.step",)),
+    "checkpointing-not-in-force": Expected("gradient checkpointing", checks=("memory.step",)),
+    "gradients-held-twice": Expected("gradient", checks=("memory.step",)),
+    "mask-for-every-head": Expected("self_attn", checks=("memory.step",)),
+    "logits-copied": Expected("logits", checks=("memory.step",), frameworks=TRAINER),
+    "clip-of-scaled-gradients": Expected("clipping", checks=("step.scaler",), frameworks=PLAIN),
+    "schedule-advances-on-skipped-step": Expected("learning rate", checks=("step.scaler",), frameworks=PLAIN),
+    "scale-never-updated": Expected("loss scale", checks=("step.scaler",), frameworks=PLAIN),
 }

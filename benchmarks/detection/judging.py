@@ -77,9 +77,12 @@ class _Work:
         self._adapter = adapter(case.framework)
 
     def execute(self, planned: PlannedRun) -> RunOutcome:
-        return self.record(planned.role.value, planned.spec, planned.captured_steps, planned.modules)
+        steps = planned.captured_steps
+        return self.record(planned.role.value, planned.spec, steps, planned.modules, memory=planned.memory)
 
-    def record(self, label: str, spec: RunSpec, steps: tuple[int, ...], modules: str | None = None) -> RunOutcome:
+    def record(
+        self, label: str, spec: RunSpec, steps: tuple[int, ...], modules: str | None = None, *, memory: bool = False
+    ) -> RunOutcome:
         launch = self._adapter.prepare(spec, self.directory / "scratch" / label)
         preload = None if self.case.fault is None else fault(self.case.fault).file
         return record(
@@ -89,6 +92,7 @@ class _Work:
             log=self.directory / "logs" / f"{label}.log",
             steps=steps,
             modules=modules,
+            memory=memory,
             preload=preload,
             ranks=spec.processes,
         )

@@ -38,6 +38,7 @@ def record(
     log: Path,
     steps: Sequence[int],
     modules: str | None,
+    memory: bool,
     preload: Path | None,
     ranks: int,
 ) -> RunOutcome:
@@ -53,6 +54,7 @@ def record(
         out=str(out.resolve()),
         steps=tuple(steps),
         modules=modules,
+        memory=memory,
         full_parameters=launch.full_parameters,
         preload=() if preload is None else (str(preload),),
         probes=None if launch.probes is None else str(launch.probes),

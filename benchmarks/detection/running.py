@@ -39,7 +39,7 @@ def import_everything(families: Iterable[str]) -> None:
     for name in PRELOADED:
         import_module(name)
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer  # noqa: F401
-    from trl import SFTConfig, SFTTrainer  # noqa: F401
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # noqa: F401
 
     torch.set_num_threads(1)
     for family in sorted(set(families)):

@@ -74,6 +74,8 @@ def _record_backward(recorder: Recorder, tensors: Any, gradients: Any) -> None:
         )
     if micro_batch.num_items_in_batch is None:
         micro_batch.num_items_in_batch = recorder.num_items_in_batch
+    if recorder.meter is not None:
+        return
     with recorder.guarded(f"target of micro-batch {micro_batch.index}"):
         settle_losses(recorder, micro_batch)
 
@@ -84,6 +86,8 @@ def wrap_clipping(recorder: Recorder) -> None:
 
     @functools.wraps(original_norm)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+        if recorder.scaling is not None and not is_compiling():
+            recorder.scaling.clipped()
         if is_compiling() or not recorder.active or recorder.root is None:
             return original_norm(parameters, max_norm, norm_type, *args, **kwargs)
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -99,6 +103,8 @@ def wrap_clipping(recorder: Recorder) -> None:
 
     @functools.wraps(original_scale)
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> None:
+        if recorder.scaling is not None and not is_compiling():
+            recorder.scaling.clipped()
         if is_compiling() or not recorder.active or recorder.root is None:
             return original_scale(parameters, max_norm, total_norm, *args, **kwargs)
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -71,6 +71,11 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of the model that the command exports in the end, asked the probes when it has ended",
     )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="count what is alive in each phase of every step up to the last one; records no tensors but the batch",
+    )
     return parser
 
 
@@ -90,6 +95,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         read_probes(options.probes)
     elif options.export is not None:
         raise ValueError("--export: there is nothing to ask the exported model; give --probes too.")
+    if options.memory and (options.full or options.modules is not None or options.probes is not None):
+        raise ValueError("--memory: what else is recorded takes memory; give it without --full, --modules, --probes.")
     return Settings(
         out=str(out),
         steps=_steps(options.steps),
@@ -100,6 +107,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         probes=None if options.probes is None else os.path.abspath(options.probes),
         checkpoints=tuple(os.path.abspath(path) for path in options.checkpoint),
         export=None if options.export is None else os.path.abspath(options.export),
+        memory=options.memory,
     )
 
 

@@ -129,6 +129,11 @@ def export_file_name() -> str:
     return "export.safetensors"
 
 
+def memory_file_name(rank: int) -> str:
+    """Return the name of the file in which one rank's meter of memory leaves what it saw."""
+    return f"memory{rank:05d}.json"
+
+
 def utc_now() -> str:
     """Return the present time, ISO 8601, UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

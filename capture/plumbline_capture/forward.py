@@ -87,6 +87,13 @@ def finish(recorder: Recorder) -> None:
     _release(recorder)
 
 
+def _gradients_are_zero(parameters: List[torch.Tensor]) -> bool:
+    """Return whether no parameter has a gradient, on this rank, that is not zero everywhere."""
+    gradients: List[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    own = [each.to_local() if hasattr(each, "to_local") else each for each in gradients]
+    return not any(bool(each.any()) for each in own)
+
+
 def adopt_optimizer(recorder: Recorder, parameters: List[torch.Tensor]) -> bool:
     """Return whether an optimizer with these parameters is the root model's.
 
@@ -99,6 +106,10 @@ def adopt_optimizer(recorder: Recorder, parameters: List[torch.Tensor]) -> bool:
         held = [(sum(id(p) in own for p in module.parameters()), module) for module in called]
         most = max((count for count, _ in held), default=0)
         if most == 0:
+            if _gradients_are_zero(
+                parameters
+            ):  # torch.distributed.checkpoint steps so, to make the state it loads into
+                return False
             recorder.note_missing("step", "an optimizer stepped parameters of no module that was seen under training")
             return False
         _adopt_root(recorder, Root(next(module for count, module in held if count == most)))
@@ -129,6 +140,8 @@ def _enter_door(recorder: Recorder, module: nn.Module) -> None:
     assert recorder.root is not None
     if module is recorder.root.outer:
         recorder.doors.clear()  # left over where a forward raised
+        if recorder.meter is not None:
+            recorder.meter.forward_begins(module)
     if recorder.doors:
         recorder.doors[-1][1] = True
     recorder.doors.append([module, False])
@@ -136,8 +149,9 @@ def _enter_door(recorder: Recorder, module: nn.Module) -> None:
         recorder.now.begun = True
         with recorder.guarded("rng"):
             recorder.now.record["rng"] = describe_rng()
-        with recorder.guarded("modules"):
-            hook_modules(recorder)
+        if recorder.meter is None:
+            with recorder.guarded("modules"):
+                hook_modules(recorder)
 
 
 def _leave_door(recorder: Recorder, module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], out: Any) -> None:
@@ -180,6 +194,8 @@ def _record_forward(recorder: Recorder, arguments: Dict[str, Any], output: Any) 
     if micro_batch.num_items_in_batch is None:
         micro_batch.num_items_in_batch = to_float(arguments.get("num_items_in_batch"))
     micro_batch.model_loss = to_float(output_field(output, "loss"))
+    if recorder.meter is not None:
+        return
     with recorder.guarded(f"target of micro-batch {micro_batch.index}"):
         take_log_probs(micro_batch, arguments=arguments, output=output)
         defer_logits(micro_batch, arguments=arguments, output=output)

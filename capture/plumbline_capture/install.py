@@ -12,8 +12,10 @@ from plumbline_capture.backward import wrap_backward, wrap_clipping
 from plumbline_capture.calls import to_float
 from plumbline_capture.forward import watch_for_root
 from plumbline_capture.loss import wrap_cross_entropy
+from plumbline_capture.memory import hook_memory
 from plumbline_capture.optimizer import hook_optimizers
 from plumbline_capture.posthook import after_import
+from plumbline_capture.scaler import wrap_scaler
 from plumbline_capture.settings import Settings
 from plumbline_capture.state import Recorder
 from plumbline_capture.writer import publish_last_notes
@@ -22,10 +24,14 @@ from plumbline_capture.writer import publish_last_notes
 def install(settings: Settings) -> Recorder:
     """Install the hooks; returns the recorder that they share."""
     recorder = Recorder(settings)
-    wrap_cross_entropy(recorder)
+    if settings.memory:
+        recorder.meter = hook_memory(recorder)
+    else:  # what these keep until the backward would be memory
+        wrap_cross_entropy(recorder)
+        wrap_clipping(recorder)
     wrap_backward(recorder)
-    wrap_clipping(recorder)
     hook_optimizers(recorder)
+    wrap_scaler(recorder)
     watch_for_root(recorder)
     atexit.register(publish_last_notes, recorder)
     after_import("transformers.trainer", functools.partial(_observe_trainer, recorder))

@@ -33,6 +33,7 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
     missing.extend(unread)
     exported, unasked = _read_export(out, settings)
     missing.extend(unasked)
+    measured = _read_memory(out, missing) if settings.memory else []
     apart = [*recorded, *saved, *exported]
     if not recorded:
         why = "no optimizer step of a torch model was seen in any process of the command"
@@ -53,15 +54,28 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         "world_size": len(recorded),
         "missing": [dataclasses.asdict(note) for note in missing],
         "environment": recorded[0]["environment"] if recorded else None,
-        "ranks": [{key: part[key] for key in ("rank", "local_rank", "pid", "steps", "rows")} for part in recorded],
+        "ranks": [
+            {key: part[key] for key in ("rank", "local_rank", "pid", "steps", "rows", "scaling")} for part in recorded
+        ],
         "checkpoints": [part["checkpoint"] for part in saved],
         "exports": [part["export"] for part in exported],
+        "memory": measured,
         "files": [file for part in apart for file in part["files"]],
         "tensors": [entry for part in apart for entry in part["tensors"]],
     }
     write_json(out / "manifest.json", manifest)
     for leftover in [*out.glob("rank*.json"), *out.glob("checkpoint*.json"), *out.glob(".*.tmp-*"), _export_part(out)]:
         leftover.unlink(missing_ok=True)
+
+
+def _read_memory(out: Path, missing: List[Missing]) -> List[Dict[str, Any]]:
+    found: List[Dict[str, Any]] = []
+    for path in sorted(out.glob("memory*.json")):
+        found.append(json.loads(path.read_text(encoding="utf-8")))
+        path.unlink()
+    if not found:
+        missing.append(Missing(rank=None, step=None, what="memory", why="no process of the command was metered"))
+    return found
 
 
 NOT_REACHED = "the command ended before this step was recorded"

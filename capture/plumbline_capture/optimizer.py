@@ -33,6 +33,8 @@ def hook_optimizers(recorder: Recorder) -> None:
             recorder.stepping = None
             if _is_the_models(recorder, optimizer):
                 recorder.stepping = Stepping(optimizer, backwards=recorder.now.backwards)
+                if recorder.meter is not None:
+                    recorder.meter.update_begins(optimizer)
                 if recorder.active:
                     _record_before(recorder, optimizer)
 
@@ -43,6 +45,9 @@ def hook_optimizers(recorder: Recorder) -> None:
         stepping.depth -= 1
         if stepping.depth > 0:
             return
+        if recorder.meter is not None:
+            with recorder.shielded("memory"):
+                recorder.meter.update_ends(optimizer)
         if recorder.active:
             _record_after(recorder, optimizer)
             if recorder.settings.export is not None and recorder.step == max(recorder.settings.steps):
@@ -84,8 +89,8 @@ def _parameters(optimizer: Optimizer) -> List[torch.Tensor]:
 
 def _record_before(recorder: Recorder, optimizer: Optimizer) -> None:
     parameters = _parameters(optimizer)
-    never_clipped = [parameter for parameter in parameters if not _is_clipped(recorder, parameter)]
-    keep_gradients(recorder, never_clipped)
+    if recorder.meter is None:
+        keep_gradients(recorder, [parameter for parameter in parameters if not _is_clipped(recorder, parameter)])
     with recorder.guarded("optimizer settings"):
         recorder.now.record["optimizer"] = _describe_optimizer(recorder, optimizer)
     with recorder.guarded("trainable"):
@@ -93,6 +98,8 @@ def _record_before(recorder: Recorder, optimizer: Optimizer) -> None:
     with recorder.guarded("scalars"):
         assert recorder.root is not None
         recorder.now.record["scalars"] = describe_scalars(recorder.root)
+    if recorder.meter is not None:
+        return
     for parameter, name in _named(recorder, optimizer):
         if parameter.grad is not None:
             with recorder.guarded("gradient_clipped"):
@@ -116,6 +123,8 @@ def _keep_unheld(recorder: Recorder, optimizer: Optimizer) -> None:
 
 
 def _record_after(recorder: Recorder, optimizer: Optimizer) -> None:
+    if recorder.meter is not None:
+        return
     for parameter, name in _named(recorder, optimizer):
         with recorder.guarded("parameter_after"):
             _keep(recorder, parameter, kind="parameter_after", name=name)

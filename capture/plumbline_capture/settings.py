@@ -34,6 +34,8 @@ class Settings:
     """directories of saved checkpoints, absolute, that are read once the command has ended"""
     export: Optional[str] = None
     """directory, absolute, of the model that the command exports in the end; trained and exported, it is asked again"""
+    memory: bool = False
+    """count the bytes that are alive in each phase of every step, and record no tensors but the batch"""
 
     @property
     def mode(self) -> str:
@@ -64,4 +66,5 @@ def parse_settings(value: str) -> Settings:
         probes=content["probes"],
         checkpoints=tuple(content["checkpoints"]),
         export=content.get("export"),
+        memory=content.get("memory", False),
     )

@@ -32,6 +32,7 @@ class MicroBatch:
     backward: Optional[float] = None
     backward_dtype: Optional[str] = None
     backward_gradient: Optional[float] = None
+    loss_scale: Optional[float] = None
     num_items_in_batch: Optional[float] = None
     loss_source: Optional[str] = None
     cross_entropy: List[Dict[str, Any]] = field(default_factory=list)
@@ -53,6 +54,7 @@ class MicroBatch:
             "backward": self.backward,
             "backward_dtype": self.backward_dtype,
             "backward_gradient": self.backward_gradient,
+            "loss_scale": self.loss_scale,
             "num_items_in_batch": self.num_items_in_batch,
             "loss_source": self.loss_source,
             "cross_entropy": self.cross_entropy,
@@ -133,6 +135,10 @@ class Recorder:
         self.finished = False
         """no step remains to be recorded"""
         self.active = self.step in settings.steps
+        self.scaling: Any = None
+        """follows loss scaling (`scaler.Scaling`); None in a process that is not recorded"""
+        self.meter: Any = None
+        """counts the memory of every step, where that was asked for (`memory.Meter`)"""
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
@@ -141,6 +147,7 @@ class Recorder:
         self.missing, self.step_records, self.entries, self.files = [], [], [], []
         self.rows, self.rows_kept = [], 0
         self.rank_file = None
+        self.meter, self.scaling = None, None
         self.now = StepState()
 
     def end_step(self) -> None:
@@ -151,6 +158,13 @@ class Recorder:
         self.now = StepState()
         self.doors.clear()
         self.active = self.step in self.settings.steps and not self.finished
+
+    def restart_step(self) -> None:
+        """Drop everything of this step, which comes to no update, and begin it anew."""
+        for handle in self.now.handles:
+            handle.remove()
+        self.now = StepState()
+        self.doors.clear()
 
     def micro_batch(self) -> MicroBatch:
         """Return the micro-batch whose backward has not run yet; a new one where there is none."""
@@ -176,9 +190,10 @@ class Recorder:
 
     @contextlib.contextmanager
     def shielded(self, what: str) -> Iterator[None]:
-        """Turn what goes wrong in a piece of recording into a note of what is missing."""
+        """Turn what goes wrong in a piece of recording into a note of what is missing; nothing of it is counted."""
         try:
-            yield
+            with contextlib.nullcontext() if self.meter is None else self.meter.paused():
+                yield
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{os.path.basename(where.filename)}:{where.lineno}"

@@ -74,17 +74,28 @@ def publish(recorder: Recorder) -> None:
         "tensors": [vars(entry) for entry in recorder.entries],
         "files": recorder.files,
         "rows": recorder.rows,
+        "scaling": [] if recorder.scaling is None else recorder.scaling.attempts,
         "missing": [dataclasses.asdict(note) for note in recorder.missing],
         "environment": recorder.environment,
     }
     write_json(Path(recorder.settings.out) / name, content)
     recorder.published, recorder.rows_published = len(recorder.missing), len(recorder.rows)
+    if recorder.scaling is not None:
+        recorder.scaling.published = len(recorder.scaling.attempts)
 
 
 def publish_last_notes(recorder: Recorder) -> None:
     """At the end of the process: write what was found missing, or trained on, since the last step was recorded."""
-    rows = recorder.rank_file is not None and len(recorder.rows) > recorder.rows_published
-    if (rows or len(recorder.missing) > recorder.published) and os.getpid() == recorder.pid:
+    if recorder.meter is not None and os.getpid() == recorder.pid:
+        with recorder.shielded("memory"):
+            recorder.meter.finish()
+    scaling = recorder.scaling
+    new = len(recorder.rows) > recorder.rows_published or (
+        scaling is not None and len(scaling.attempts) > scaling.published
+    )
+    if (
+        (recorder.rank_file is not None and new) or len(recorder.missing) > recorder.published
+    ) and os.getpid() == recorder.pid:
         with recorder.shielded("rank file"):
             publish(recorder)
 

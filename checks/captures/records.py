@@ -42,6 +42,8 @@ class MicroBatchRecord:
     num_items_in_batch: float | None
     loss_source: str | None
     cross_entropy: tuple[CrossEntropyCall, ...]
+    loss_scale: float | None = None
+    """what a scaler multiplied the scalar by; `backward` is given without it"""
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,11 @@ def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
     return MicroBatchRecord(
         index=int(raw["index"]),
         model_loss=_number(raw.get("model_loss")),
-        backward=_number(raw.get("backward")),
+        backward=_without_scale(_number(raw.get("backward")), _number(raw.get("loss_scale"))),
         backward_dtype=raw.get("backward_dtype"),
         num_items_in_batch=_number(raw.get("num_items_in_batch")),
         loss_source=raw.get("loss_source"),
+        loss_scale=_number(raw.get("loss_scale")),
         cross_entropy=tuple(
             CrossEntropyCall(
                 str(c["reduction"]),
@@ -162,6 +165,11 @@ def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
             for c in raw.get("cross_entropy", ())
         ),
     )
+
+
+def _without_scale(scalar: float | None, scale: float | None) -> float | None:
+    """A back-propagated scalar without its loss scale, a power of two unless somebody set another."""
+    return scalar if scalar is None or not scale else scalar / scale
 
 
 def _number(value: float | str | None) -> float | None:

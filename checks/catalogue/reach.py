@@ -54,7 +54,7 @@ NEVER: Mapping[str, str] = {
     "sync every batch": "it leaves the synchronisation of gradients at its default",
     "instruction marker": "it does not find answers by markers in the text",
     "flash-attention": "its attention is sdpa or eager",
-    "fp16": "its precision is float32 or bf16",
+    "fp16": "its precision is not fp16",
     "eva initialisation": "its adapters are drawn at random",
     "lora-fa": "its optimizer is AdamW or SGD",
     "lora+": "its optimizer is AdamW or SGD",
@@ -161,7 +161,8 @@ def _adapters(problem: Problem, use: Use) -> Reach | None:
 
 def _never(problem: Problem, use: Use) -> Reach | None:
     title = problem.title.lower()
-    return next((_not_used("feature", why) for words, why in NEVER.items() if words in title), None)
+    asked = use.spec.precision  # fp16 is a feature of the runs that ask for it
+    return next((_not_used("feature", why) for words, why in NEVER.items() if words in title and words != asked), None)
 
 
 def _accumulation(problem: Problem, use: Use) -> Reach | None:

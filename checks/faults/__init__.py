@@ -15,10 +15,12 @@ from checks.faults.entries.batches import BATCHES_FAULTS
 from checks.faults.entries.checkpoint import CHECKPOINT_FAULTS
 from checks.faults.entries.data import DATA_FAULTS
 from checks.faults.entries.fault import Fault
+from checks.faults.entries.memory import MEMORY_FAULTS
 from checks.faults.entries.model import MODEL_FAULTS
 from checks.faults.entries.numerics import NUMERICS_FAULTS
 from checks.faults.entries.objective import OBJECTIVE_FAULTS
 from checks.faults.entries.parallel import PARALLEL_FAULTS
+from checks.faults.entries.preference import PREFERENCE_FAULTS
 from checks.faults.entries.whole_runs import WHOLE_RUN_FAULTS
 
 __all__ = ["FAULTS", "Fault", "fault", "was_in_force"]
@@ -28,10 +30,12 @@ FAULTS: tuple[Fault, ...] = (
     *BATCHES_FAULTS,
     *MODEL_FAULTS,
     *OBJECTIVE_FAULTS,
+    *PREFERENCE_FAULTS,
     *NUMERICS_FAULTS,
     *CHECKPOINT_FAULTS,
     *PARALLEL_FAULTS,
     *WHOLE_RUN_FAULTS,
+    *MEMORY_FAULTS,
 )
 
 

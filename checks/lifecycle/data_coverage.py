@@ -62,7 +62,8 @@ def judge(material: Material) -> Verdict:
     what = "documents" if material.spec.packing else "rows"
     if coverage.unknown:
         sentence = f"{coverage.unknown} of {len(coverage.units)} {what} are no sample of the data set"
-        return inconclusive(NAME, f"{sentence} (see data.template), so that samples cannot be counted")
+        judged = "data.preference" if dataset.preferences else "data.template"
+        return inconclusive(NAME, f"{sentence} (see {judged}), so that samples cannot be counted")
     if coverage.shared and (axis := _find_model_axis(capture)):
         sentence = f"ranks of the mesh axis {axis} may read the same rows, and the capture does not say which ranks do"
         return inconclusive(NAME, f"{sentence}; record one rank of each data-parallel group")

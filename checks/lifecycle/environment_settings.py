@@ -122,7 +122,7 @@ def _fills_a_step(material: Material, found: int) -> bool:
     if dataset is None:
         return False
     tokens = sum(min(len(document), spec.seq_len) for document in dataset.documents)
-    rows = tokens // spec.seq_len if spec.packing else len(dataset.documents)
+    rows = tokens // spec.seq_len if spec.packing else dataset.rows
     return rows >= spec.dp_size * spec.batch * spec.accumulation
 
 

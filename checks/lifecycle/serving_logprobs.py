@@ -3,19 +3,22 @@
 Reference: the trainer's own model after the last step, asked about batches of our choice; the same batches are asked
 of the directory that the framework exports, loaded by plain transformers in a process of its own, with the run's
 dtype. Adapters are merged into their base by PEFT, so that merged is held against applied. What may differ is the
-noise of the reference's forms in the run's precision, of the same rows one step before.
+noise of the reference's forms in the run's precision, of the same rows one step before. Where an OpenAI-compatible
+endpoint is configured (`PLUMBLINE_SERVING_URL`), it is asked for the same rows, by their token ids.
 Catches: weights that are exported rounded (`miles-expert-bias-exported-in-bf16`), transposed or from an older step
 (`verl-weight-sync-tied-to-cache-flag`), a tied head that is stale (`automodel-gemma4-moe-orphan-tie`), settings that
-the exported config has otherwise, adapters that merge with another scale (`peft-rslora-scale-reset`).
-Cannot see: what is wrong in trainer and export alike (`step.loss`); sampling, temperature and rendering of a server:
-an endpoint that answers for the exported model is not asked; rows above 256 tokens; tokens behind an expert choice that
-the run's precision does not decide.
-Cost: one start of plain transformers, beside the run that asks the prepared model.
+the exported config has otherwise, adapters that merge with another scale (`peft-rslora-scale-reset`); an endpoint that
+holds older weights, puts a token before the row, renders a conversation otherwise, or whose log-probabilities change
+with the temperature.
+Cannot see: what is wrong in trainer and export alike (`step.loss`); how a server samples; rows above 256 tokens; tokens
+behind an expert choice that the run's precision does not decide.
+Cost: one start of plain transformers, beside the run that asks the prepared model; a request a row where there is an
+endpoint.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from checks.material import Material
 from checks.plot import to_evidence
 from checks.probes.answers import Answer, draw_moved, relative_limit
 from checks.roles import Role
+from checks.serving.endpoint import EndpointResult, judge_endpoint
 from checks.tolerance import MULTIPLES, USEFUL_TOKEN_LIMIT
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
@@ -57,6 +61,32 @@ class _Row:
 
 
 def judge(material: Material) -> Verdict:
+    exported = _judge_export(material)
+    return exported if material.served is None else _add_endpoint(exported, judge_endpoint(material, material.served))
+
+
+def _add_endpoint(exported: Verdict, endpoint: EndpointResult) -> Verdict:
+    """Of two failures the export's is told first: an endpoint that serves it has it too."""
+    decided = exported.status if exported.status is Status.FAIL else endpoint.status
+    if exported.status is Status.FAIL:
+        sentence = f"{exported.sentence}; {endpoint.sentence}"
+    elif endpoint.status is Status.PASS and exported.status is not Status.PASS:
+        sentence = f"{endpoint.sentence}; the exported directory was not compared ({exported.sentence})"
+    else:
+        sentence = f"{endpoint.sentence}; {exported.sentence}"
+    failed = decided is Status.FAIL
+    return replace(
+        exported,
+        status=decided,
+        sentence=sentence,
+        measurements=(*exported.measurements, *([endpoint.measurement] if endpoint.measurement else [])),
+        pattern=Pattern.STATE_TRANSFER if failed else None,
+        first_wrong=(exported.first_wrong or endpoint.first_wrong) if failed else None,
+        evidence={**exported.evidence, "endpoint": endpoint.evidence},
+    )
+
+
+def _judge_export(material: Material) -> Verdict:
     probed = material.capture_of(Role.PROBED)
     if probed is None or not probed.steps:
         return inconclusive(NAME, material.no_probes or "the run that exports its model left no capture")

@@ -8,7 +8,7 @@ from checks.captures.capture import Capture
 from checks.moe.finding import Part, Problem
 from checks.verdict import Measurement, Pattern
 
-ROUNDED: Mapping[str, float] = {"float32": 2.0**-24, "bf16": 2.0**-24, "bf16_params": 2.0**-8}
+ROUNDED: Mapping[str, float] = {"float32": 2.0**-24, "bf16": 2.0**-24, "bf16_params": 2.0**-8, "fp16": 2.0**-24}
 """Largest relative error that holding a checkpoint's bias in the run's parameter dtype may make."""
 
 

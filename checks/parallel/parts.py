@@ -28,8 +28,8 @@ def part_error(part: Part, whole: TensorRecord) -> float:
     mine, theirs = part.record.read("sample"), whole.read("sample")
     if mine is None or theirs is None or not mine.numel():
         return math.nan
-    inside = _inside(sample_positions(whole.name, math.prod(whole.global_shape)), whole.global_shape, part.record.where)
-    return relative(mine, theirs[inside])
+    positions = sample_positions(whole.name, math.prod(whole.global_shape))
+    return relative(mine, theirs[inside(positions, whole.global_shape, part.record.where)])
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -40,12 +40,12 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return error / norm
 
 
-def _inside(positions: torch.Tensor, shape: tuple[int, ...], where: Where) -> torch.Tensor:
+def inside(positions: torch.Tensor, shape: tuple[int, ...], where: Where) -> torch.Tensor:
     """(m,) bool: which flat positions of a tensor of this shape lie in the part."""
-    inside = torch.ones_like(positions, dtype=torch.bool)
+    found = torch.ones_like(positions, dtype=torch.bool)
     stride = math.prod(shape)
     for size, (start, stop) in zip(shape, where, strict=True):
         stride //= size
         index = positions // stride % size
-        inside &= (index >= start) & (index < stop)
-    return inside
+        found &= (index >= start) & (index < stop)
+    return found

@@ -15,7 +15,7 @@ from checks.plot import Curve, Plot
 from checks.probes.choices import ambiguous_from, watch_choices
 from checks.references.budget import check_memory
 from checks.references.model import AUTOCAST, ModelSource, State, build_model, float64_mode
-from checks.references.variants import move_inputs
+from checks.references.moving import move_inputs
 from checks.spec import Attention, RunSpec
 from checks.tolerance import EPSILON
 

@@ -8,11 +8,15 @@ from pathlib import Path
 import psutil
 
 from checks.captures.files import read_header
+from checks.spec import Objective
 
 REFERENCE_BYTES = 32
 """A parameter's weight, float64 gradient, its copy for comparison, and one own-precision model with gradient and
 rounding.
 """
+
+INITIAL_BYTES = 12
+"""More where the objective compares with the initial model: its weights in float64, and in the run's own precision."""
 
 TRACED_TENSORS = 3
 """Input, output and output gradient of a module."""
@@ -37,9 +41,10 @@ def count_parameters(checkpoint: Path) -> int:
     )
 
 
-def reference_memory(checkpoint: Path) -> int:
+def reference_memory(checkpoint: Path, *, objective: Objective = "sft") -> int:
     """Bytes that a whole-model float64 reference is expected to need, without activations."""
-    return count_parameters(checkpoint) * REFERENCE_BYTES
+    more = INITIAL_BYTES if objective == "dpo" else 0
+    return count_parameters(checkpoint) * (REFERENCE_BYTES + more)
 
 
 def estimate_trace_bytes(checkpoint: Path, *, tokens: int) -> int:
@@ -53,13 +58,14 @@ def estimate_trace_bytes(checkpoint: Path, *, tokens: int) -> int:
     return tokens * int(config["num_hidden_layers"]) * (14 * hidden + 5 * wide) * TRACED_TENSORS * FLOAT32_BYTES
 
 
-def check_memory(checkpoint: Path) -> None:
+def check_memory(checkpoint: Path, *, objective: Objective = "sft") -> None:
     """Refuse a reference that would not fit into the free memory.
 
     Raises:
         OverBudget: with the need, the budget and the remedy.
     """
-    need, budget = reference_memory(checkpoint), int(psutil.virtual_memory().available * BUDGET_SHARE)
+    need = reference_memory(checkpoint, objective=objective)
+    budget = int(psutil.virtual_memory().available * BUDGET_SHARE)
     if need > budget:
         raise OverBudget(
             f"the float64 reference needs about {need / 1e9:.1f} GB, and {budget / 1e9:.1f} GB are free; "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import jinja2
+
 from checks.references.batch import Corpus
-from checks.references.conversation import Piece, find_pieces
-from checks.references.template import ChatTokenizer, load_tokenizer, render_document
-from checks.samples import Sample, read_samples
+from checks.references.conversation import ANSWERING, Part, Piece, find_pieces
+from checks.references.template import ChatTokenizer, load_tokenizer, render_document, render_messages
+from checks.samples import Preference, Sample, read_preferences, read_samples
 from checks.spec import RunSpec
 
 
@@ -26,7 +29,10 @@ class Marked:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The samples with their texts and token lists, each whole; a run cuts them to their first `seq_len` tokens."""
+    """The samples with their texts and token lists, each whole; a run cuts them to their first `seq_len` tokens.
+
+    Of preferences each has two samples beside each other: that of its preferred answer, and that of its rejected one.
+    """
 
     samples: tuple[Sample, ...]
     texts: tuple[str, ...]
@@ -34,6 +40,12 @@ class Dataset:
     tokenizer: ChatTokenizer
     seq_len: int
     assistant_only: bool
+    preferences: tuple[Preference, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows, or pairs of rows, an epoch has."""
+        return len(self.preferences) or len(self.documents)
 
     @property
     def corpus(self) -> Corpus:
@@ -47,7 +59,9 @@ class Dataset:
     def place(self, index: int) -> str:
         """Where a sample stands in the file, for a person."""
         line = self.samples[index].line
-        return f"sample {index + 1}" if line is None else f"sample {index + 1} (line {line})"
+        name = f"pair {index // 2 + 1}" if self.preferences else f"sample {index + 1}"
+        placed = name if line is None else f"{name} (line {line})"
+        return f"{placed}, {'rejected' if index % 2 else 'chosen'}" if self.preferences else placed
 
     def mark(self, index: int) -> Marked:
         """Say which tokens of a sample's document are to be learned.
@@ -64,13 +78,30 @@ class Dataset:
         owners = tuple(overlap[0] if overlap else pieces[0] for overlap in found)
         if not self.assistant_only:
             return Marked(owners, (None, *[True] * (len(ids) - 1))[: len(ids)])
-        expected = [_agree([piece.learned for piece in overlap]) for overlap in found]
-        if sample.form == "prompt_completion":
+        expected = [_agree([_is_learned(piece, sample) for piece in overlap]) for overlap in found]
+        if self.preferences or sample.form == "prompt_completion":
             # The last word of the prompt may be cut into other tokens when the completion follows.
-            alone = self.tokenizer.tokenizer.encode(sample.prompt).ids
-            shared = next((i for i, (a, b) in enumerate(zip(alone, ids, strict=False)) if a != b), len(alone))
+            shared = self.count_context(index)
             expected = [None if i >= shared and kept is False else kept for i, kept in enumerate(expected)]
         return Marked(owners, (None, *expected[1:]))
+
+    def count_context(self, index: int) -> int:
+        """Number of tokens that a sample has in common with its prompt alone: all of the prompt, or up to where the
+        tokens of the two part. Of a preference it is that of the answer that parts first, for both have one prompt.
+        """
+        sample = self.samples[index]
+        if sample.form == "messages":
+            try:
+                asked = render_messages(
+                    sample.messages[: sample.prompt_turns], self.tokenizer, add_generation_prompt=True
+                )
+            except (jinja2.TemplateError, TypeError, ValueError):
+                return len(self.documents[index])  # a template that refuses a prompt alone says nothing of its tokens
+            alone = self.tokenizer.tokenizer.encode(asked, add_special_tokens=False).ids
+        else:
+            alone = self.tokenizer.tokenizer.encode(sample.prompt).ids
+        both = (index - index % 2, index - index % 2 + 1) if self.preferences else (index,)
+        return min(_count_shared(alone, self.documents[one]) for one in both)
 
 
 def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
@@ -80,7 +111,9 @@ def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
         BadRequest: the checkpoint has no template or tokenizer to render with, or the template fails on a row.
     """
     tokenizer = load_tokenizer(spec.model, now=now)
-    samples = read_samples(spec.data)
+    preferences = read_preferences(spec.data) if spec.objective == "dpo" else ()
+    sides = tuple(side for one in preferences for side in one.sides)
+    samples = sides or read_samples(spec.data)
     rendered = [render_document(sample, tokenizer) for sample in samples]
     return Dataset(
         samples=samples,
@@ -88,8 +121,27 @@ def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
         documents=tuple(document.token_ids for document in rendered),
         tokenizer=tokenizer,
         seq_len=spec.seq_len,
-        assistant_only=spec.assistant_only,
+        assistant_only=spec.assistant_only or bool(preferences),
+        preferences=preferences,
     )
+
+
+def _is_learned(piece: Piece, sample: Sample) -> bool | None:
+    """Whether the tokens of a piece are to be learned; of a preference's prompt none is, whoever speaks in it.
+
+    Frameworks differ in whether a preference's later turns of others, and their headers, belong to the answer.
+    """
+    if piece.turn < sample.prompt_turns:
+        return False
+    later = sample.prompt_turns and piece.turn > sample.prompt_turns
+    if later and (piece.role not in ANSWERING or piece.part is Part.HEADER):
+        return None
+    return piece.learned
+
+
+def _count_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _find_overlap(pieces: tuple[Piece, ...], start: int, stop: int) -> list[Piece]:

@@ -37,11 +37,12 @@ def compare_definition(spec: RunSpec, reference: Reference, state: State) -> Def
 
     The reference that was already computed serves where it is the plain model's own. Where it replayed the run's
     expert choices or added an auxiliary term, the plain model is run again: each side chooses its experts by itself,
-    so that a wrong choice of the class shows too.
+    so that a wrong choice of the class shows too. So it is where the run's objective is another than the mean over
+    tokens, which both sides compute whatever the run minimises.
     """
     source = reference.source
     theirs = compute_alone(replace(source, plain=False), spec, reference, state)
-    if reference.choices or reference.auxiliary:
+    if reference.choices or reference.auxiliary or spec.objective != "sft":
         plain = compute_alone(source, spec, reference, state)
         loss, gradients = plain.loss, plain.gradients
     else:

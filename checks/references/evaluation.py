@@ -19,7 +19,7 @@ from checks.probes.plan import EVALUATED_ROWS
 from checks.references.budget import check_memory
 from checks.references.convention import Convention, NoConvention
 from checks.references.model import AUTOCAST, ModelSource, State, build_model, float64_mode
-from checks.references.variants import move_inputs
+from checks.references.moving import move_inputs
 from checks.spec import Attention, RunSpec
 from checks.tolerance import EPSILON
 

@@ -25,8 +25,17 @@ PARAMETER_DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bf16": torch.float32,
     "bf16_params": torch.bfloat16,
+    "fp16": torch.float32,
 }
-AUTOCAST: Mapping[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16, "bf16_params": None}
+AUTOCAST: Mapping[str, torch.dtype | None] = {
+    "float32": None,
+    "bf16": torch.bfloat16,
+    "bf16_params": None,
+    "fp16": torch.float16,
+}
+LOSS_SCALES: Mapping[str, float] = {"fp16": 2.0**10}
+"""By which a reference multiplies its loss where small gradients would become zero; torch begins with 2^16, and 2^10
+overflows nowhere."""
 
 
 @dataclass(frozen=True)

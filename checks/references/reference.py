@@ -15,10 +15,11 @@ from checks.captures.differences import Projection, project
 from checks.references.auxiliary import is_router
 from checks.references.batch import MicroBatch
 from checks.references.budget import check_memory
+from checks.references.initial import CannotCompare, check_pairs, chooses_alone, compute_initial_answers
 from checks.references.model import ModelSource, State, float64_mode
 from checks.references.router_weights import WeightError, judge_weights, read_weights
-from checks.references.routing import ChoiceError, judge_choices, read_choices
-from checks.references.selection import judge_selections, read_selections
+from checks.references.routing import ChoiceError, Choices, judge_choices, read_choices
+from checks.references.selection import Selections, judge_selections, read_selections
 from checks.references.variants import StepInputs, Variant, compute_variants
 from checks.spec import RunSpec
 from checks.tolerance import EPSILON, Floor, measure_floor
@@ -91,9 +92,12 @@ def compute_reference(
     """Compute the step in float64 and, in every legitimate form, in the run's own precision.
 
     Raises:
-        NoReference: dropout is on, nothing is counted, or the memory budget does not hold it.
+        NoReference: dropout is on, nothing is counted, rows are no pairs, or the memory budget does not hold it.
     """
     refuse_dropout(capture, step)
+    choices, keys = read_choices(capture, step, micro_batches), read_selections(capture, step, micro_batches)
+    if spec.objective == "dpo":
+        _refuse_what_cannot_be_compared(spec, source, micro_batches, choices=choices, keys=keys, step=step)
     inputs = StepInputs(
         spec=spec,
         source=source,
@@ -101,18 +105,20 @@ def compute_reference(
         micro_batches=tuple(micro_batches),
         trainable=frozenset(capture.step(step).trainable),
         config=root_config(capture, step),
-        choices=read_choices(capture, step, micro_batches),
-        selections=read_selections(capture, step, micro_batches),
+        choices=choices,
+        selections=keys,
+        initial_chooses=chooses_alone(spec, choices=choices, keys=keys, step=step),
     )
     if inputs.denominator == 0:
         raise NoReference("the batch counts no token, so there is no loss to define")
-    check_memory(source.checkpoint)
+    check_memory(source.checkpoint, objective=spec.objective)
     model = inputs.build(dtype=torch.float64, attention="eager")
+    initial = inputs.build_initial(dtype=torch.float64, attention="eager")
     weights = _project_all(dict(model.named_parameters()), inputs.config)
     with float64_mode(source) as lifted:
-        exact = inputs.compute(model, exact=True)
+        exact = inputs.compute(model, exact=True, initial=initial)
     gradients = _project_all(exact.result.gradients, inputs.config)
-    auxiliary_gradients = _auxiliary_gradients(inputs, model, exact.result.gradients)
+    auxiliary_gradients = _auxiliary_gradients(inputs, model, exact.result.gradients, initial=initial)
     variants = tuple(compute_variants(inputs, exact.result, gradients))
     noisy = [variant.scores for variant in variants]
     return Reference(
@@ -140,14 +146,40 @@ def compute_reference(
     )
 
 
+def _refuse_what_cannot_be_compared(
+    spec: RunSpec,
+    source: ModelSource,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    choices: Choices,
+    keys: Selections,
+    step: int,
+) -> None:
+    try:
+        check_pairs(micro_batches, step=step)
+    except CannotCompare as error:
+        raise NoReference(str(error)) from None
+    if not chooses_alone(spec, choices=choices, keys=keys, step=step):
+        return
+    check_memory(source.checkpoint)
+    answers = compute_initial_answers(spec, source, micro_batches, choices=choices, keys=keys, step=step)
+    open_ = sum(int(rows.sum()) for rows in answers.undecided)
+    if open_:
+        rows = sum(micro.input_ids.shape[0] for micro in micro_batches)
+        raise NoReference(
+            f"which experts the reference model chose was not recorded, and in {open_} of {rows} rows the run's "
+            "precision does not decide it"
+        )
+
+
 def _auxiliary_gradients(
-    inputs: StepInputs, model: nn.Module, gradients: Mapping[str, torch.Tensor]
+    inputs: StepInputs, model: nn.Module, gradients: Mapping[str, torch.Tensor], *, initial: nn.Module | None
 ) -> dict[str, Projection]:
     """What the auxiliary term adds to the routers' gradients: those of the step, less those of the step without it."""
     if not inputs.has_auxiliary():
         return {}
     with float64_mode(inputs.source):
-        alone = replace(inputs, config={}).compute(model, exact=True).result.gradients
+        alone = replace(inputs, config={}).compute(model, exact=True, initial=initial).result.gradients
     names = [
         f"{path}.{name}"
         for path, module in model.named_modules()

@@ -16,6 +16,7 @@ from torch import nn
 
 from checks.references.batch import IGNORED, Document, MicroBatch
 from checks.references.loss import token_losses
+from checks.references.objectives import Computed, Objective, TokenMean
 
 Layout = Literal["documents", "right", "left", "merged"]
 
@@ -99,19 +100,24 @@ def run_step(
     forward: Callable[[nn.Module, ForwardBatch], torch.Tensor] | None = None,
     auxiliary: Callable[[Sequence[ForwardBatch]], torch.Tensor | None] | None = None,
     before_forward: Callable[[ForwardBatch], None] | None = None,
+    objective: Objective | None = None,
+    loss_scale: float = 1.0,
 ) -> StepResult:
     """Σ over counted tokens of −log p(next token), over `denominator`, and its gradient by every trainable parameter.
 
+    `objective`: another one in its place.
     `before_forward` is told what each forward will compute (to replay router choices). `auxiliary` adds a term to
     each back-propagated scalar (a load-balancing loss over the forwards just made). Gradients come in the dtype of
-    their parameters; the losses are reported in float64.
+    their parameters; the losses are reported in float64. `loss_scale`: power of two by which each scalar is multiplied,
+    and the gradients are divided again, so that small ones survive float16.
     """
     forward = forward or forward_logits
+    reduce = objective or TokenMean(denominator)
     model.zero_grad(set_to_none=True)
     losses = [torch.zeros(micro.input_ids.shape, dtype=torch.float64) for micro in micro_batches]
     total = 0.0
     for group in lay_out(micro_batches, layout):
-        scalar: torch.Tensor | None = None
+        computed: list[Computed] = []
         for batch in group:
             if before_forward is not None:
                 before_forward(batch)
@@ -119,16 +125,18 @@ def run_step(
                 logits = forward(model, batch)
             wide = logits if logits.dtype == torch.float64 else logits.float()
             per_token = token_losses(wide, batch.targets)
-            part = per_token.sum() / denominator
-            scalar = part if scalar is None else scalar + part
+            computed.append(Computed(per_token, tuple((piece.micro, piece.document.row) for piece in batch.pieces)))
             _scatter(per_token.detach(), batch, losses)
-        if scalar is None:
+        if not computed:
             continue
+        scalar = reduce(computed)
         extra = auxiliary(group) if auxiliary is not None else None
         scalar = scalar if extra is None else scalar + extra
-        scalar.backward()  # type: ignore[no-untyped-call]
+        (scalar if loss_scale == 1.0 else scalar * loss_scale).backward()  # type: ignore[no-untyped-call]
         total += float(scalar.detach())
     gradients = {name: p.grad.detach() for name, p in model.named_parameters() if p.grad is not None}
+    if loss_scale != 1.0:
+        gradients = {name: gradient / loss_scale for name, gradient in gradients.items()}
     return StepResult(total, tuple(losses), gradients)
 
 

@@ -37,7 +37,7 @@ FORMAT = 3
 """Raised when the file or what a reference means changes: older files are then computed again."""
 
 _SCALARS = ("error", "norm", "other_norm", "dot", "square", "other_square")
-_SPEC_FIELDS = ("precision", "attention", "lora_r", "lora_alpha")
+_SPEC_FIELDS = ("precision", "attention", "lora_r", "lora_alpha", "objective", "beta")
 """What of a run spec reaches the reference beside the batch and the weights."""
 
 

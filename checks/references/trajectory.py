@@ -22,10 +22,10 @@ from checks.references.budget import check_memory, check_work
 from checks.references.convention import Convention
 from checks.references.course import read_course
 from checks.references.model import State, choose_source, float64_mode
+from checks.references.moving import move_inputs
 from checks.references.reference import refuse_dropout, root_config
 from checks.references.step import Layout
 from checks.references.training import Trained, Training, train
-from checks.references.variants import move_inputs
 from checks.spec import RunSpec
 from checks.tolerance import EPSILON, MULTIPLES
 

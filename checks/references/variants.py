@@ -11,7 +11,10 @@ from torch import nn
 from checks.captures.differences import Difference, Projection, difference
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.batch import MicroBatch
-from checks.references.model import AUTOCAST, ModelSource, State, build_model
+from checks.references.initial import refer_answers
+from checks.references.model import AUTOCAST, LOSS_SCALES, ModelSource, State, build_model
+from checks.references.moving import move_inputs
+from checks.references.objectives import Objective, PreferenceMargin
 from checks.references.routing import Choices, Replay
 from checks.references.selection import SelectionReplay, Selections
 from checks.references.step import ForwardBatch, Layout, StepResult, count_targets, run_step
@@ -79,6 +82,8 @@ class StepInputs:
     config: Mapping[str, object]
     choices: Choices
     selections: Selections = field(default_factory=dict)
+    initial_chooses: bool = False
+    """of an objective that compares with the initial model: its choices are its own, and not the run's"""
 
     @property
     def denominator(self) -> int:
@@ -108,8 +113,24 @@ class StepInputs:
             parameter.requires_grad_(name in self.trainable)
         return model
 
-    def compute(self, model: nn.Module, layout: Layout = "documents", *, exact: bool = False) -> Computation:
-        """Loss and gradients of the step, choices replayed; `exact` leaves out the run's autocast."""
+    @property
+    def compares(self) -> bool:
+        """Whether the objective compares the model with what it began as."""
+        return self.spec.objective == "dpo"
+
+    def build_initial(self, *, dtype: torch.dtype, attention: Attention) -> nn.Module | None:
+        """The checkpoint's own weights, without adapters, where the objective compares with them."""
+        if not self.compares:
+            return None
+        return build_model(self.source, self.spec, State({}, {}), dtype=dtype, attention=attention)
+
+    def compute(
+        self, model: nn.Module, layout: Layout = "documents", *, exact: bool = False, initial: nn.Module | None = None
+    ) -> Computation:
+        """Loss and gradients of the step, choices replayed; `exact` leaves out the run's autocast.
+
+        `initial`: what `build_initial` gave.
+        """
         replay = Replay(self.choices, self.micro_batches)
         keys = SelectionReplay(self.selections, self.micro_batches)
 
@@ -117,6 +138,7 @@ class StepInputs:
             replay.begin(batch)
             keys.begin(batch)
 
+        objective = None if initial is None else self._compare(initial, layout, exact=exact)
         replay.attach(model)
         keys.attach(model)
         auxiliary = AuxiliaryLoss.of(self.config, self.micro_batches)
@@ -128,6 +150,8 @@ class StepInputs:
             autocast=None if exact else AUTOCAST[self.spec.precision],
             auxiliary=auxiliary.hook(model) if auxiliary else None,
             before_forward=begin,
+            loss_scale=1.0 if exact else LOSS_SCALES.get(self.spec.precision, 1.0),
+            objective=objective,
         )
         replay.detach()
         keys.detach()
@@ -137,36 +161,41 @@ class StepInputs:
         total = auxiliary.last_total if auxiliary else 0.0
         return Computation(result, total, scores, replay.groups, replay.weights)
 
+    def _compare(self, initial: nn.Module, layout: Layout, *, exact: bool) -> Objective:
+        autocast = None if exact else AUTOCAST[self.spec.precision]
+        choices, keys = ({}, {}) if self.initial_chooses else (self.choices, self.selections)
+        reference = refer_answers(
+            initial, self.micro_batches, layout=layout, autocast=autocast, choices=choices, keys=keys
+        )
+        rows = tuple(micro.input_ids.shape[0] for micro in self.micro_batches)
+        return PreferenceMargin(self.spec.beta, reference, rows)
+
     def has_auxiliary(self) -> bool:
         return AuxiliaryLoss.of(self.config, self.micro_batches) is not None
 
 
 def compute_variants(inputs: StepInputs, base: StepResult, gradients: Mapping[str, Projection]) -> Iterator[Variant]:
     """Every form in the run's own precision, one at a time: only its deviations are kept."""
-    models: dict[Attention, nn.Module] = {}
+    models: dict[Attention, tuple[nn.Module, nn.Module | None]] = {}
     for form in inputs.forms:
         if form.layout == "merged" and inputs.has_auxiliary():
             continue  # a load-balancing loss is not additive over micro-batches
         if form.attention not in models:
             models.clear()
-            models[form.attention] = inputs.build(dtype=inputs.own_dtype, attention=form.attention)
-        model = models[form.attention]
-        moved = None if form.seed is None else move_inputs(model, EPSILON[inputs.spec.precision], form.seed)
-        computed = inputs.compute(model, form.layout)
-        if moved is not None:
-            moved.remove()
+            own = inputs.own_dtype
+            models[form.attention] = (
+                inputs.build(dtype=own, attention=form.attention),
+                inputs.build_initial(dtype=own, attention=form.attention),
+            )
+        model, initial = models[form.attention]
+        # The two are moved by seeds of their own: the noise of one forward is not that of the other.
+        sides = () if form.seed is None else ((model, form.seed), (initial, form.seed + len(SEEDS)))
+        epsilon = EPSILON[inputs.spec.precision]
+        moved = [move_inputs(side, epsilon, seed) for side, seed in sides if side is not None]
+        computed = inputs.compute(model, form.layout, initial=initial)
+        for handle in moved:
+            handle.remove()
         yield _variant(form.name, computed, base, gradients, inputs.micro_batches)
-
-
-def move_inputs(model: nn.Module, epsilon: float, seed: int) -> torch.utils.hooks.RemovableHandle:
-    """Multiply the embeddings' output by 1 ± 2ε: an input that no method can tell from the given one."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def move(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
-        sign = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
-        return output * (1 + epsilon * 2 * sign)
-
-    return model.get_submodule("model.embed_tokens").register_forward_hook(move)
 
 
 def _variant(

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from checks.samples.reading import SAMPLE_FILES, read_samples, resolve_data
+from checks.samples.preference import Preference
+from checks.samples.reading import PREFERENCES, SAMPLE_FILES, read_preferences, read_samples, resolve_data
 from checks.samples.sample import Sample
 
-__all__ = ["SAMPLE_FILES", "Sample", "read_samples", "resolve_data"]
+__all__ = [
+    "PREFERENCES",
+    "SAMPLE_FILES",
+    "Preference",
+    "Sample",
+    "read_preferences",
+    "read_samples",
+    "resolve_data",
+]

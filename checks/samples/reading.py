@@ -11,14 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 from checks.errors import BadRequest
+from checks.samples.preference import Preference, read_preference
 from checks.samples.sample import Columns, RowError, Sample, name_columns, read_row
 
 _HERE = Path(__file__).parent
 SAMPLE_FILES: Mapping[str, Path] = MappingProxyType(
-    {name: _HERE / f"{name}.jsonl" for name in ("gsm8k_sample", "tulu3_sample", "tools_sample")}
+    {name: _HERE / f"{name}.jsonl" for name in ("gsm8k_sample", "tulu3_sample", "tools_sample", "preferences_sample")}
 )
-"""name → shipped file: 64 rows in GSM8K form (question, answer), 64 in Tulu 3 form (id, messages, source), and 24 in
-that form with tool turns"""
+"""name → shipped file: 64 rows in GSM8K form (question, answer), 64 in Tulu 3 form (id, messages, source), 24 in that
+form with tool turns, and 48 preferences (prompt, chosen, rejected)"""
+PREFERENCES = "preferences_sample"
+"""Of `SAMPLE_FILES`, the one that holds preferences."""
 _KINDS = "give a .jsonl or .parquet file, or a directory written by datasets.save_to_disk"
 _Row = tuple[int | None, Mapping[str, Any]]
 
@@ -49,7 +52,7 @@ def read_samples(path: Path | str, *, limit: int | None = None) -> tuple[Sample,
     samples: list[Sample] = []
     first: Columns | None = None
     for index, (line, row) in enumerate(islice(_read_rows(path), limit)):
-        where = f"{path} row {index + 1}" if line is None else f"{path} line {line}"
+        where = f"{path} {_name_place(index, line)}"
         try:
             columns = name_columns(row)
             if first is not None and columns != first:
@@ -62,6 +65,36 @@ def read_samples(path: Path | str, *, limit: int | None = None) -> tuple[Sample,
     if not samples:
         raise BadRequest(f"data {path}", "holds no example", "give a file with at least one row")
     return tuple(samples)
+
+
+def read_preferences(path: Path | str) -> tuple[Preference, ...]:
+    """Read every preference of a file or data set; all must be of one form.
+
+    Raises BadRequest naming the file, the line where there is one, the column, what was found and the remedy.
+    """
+    path = resolve_data(str(path))
+    found: list[Preference] = []
+    for index, (line, row) in enumerate(_read_rows(path)):
+        try:
+            one = read_preference(row, index=index, line=line)
+            if found and (one.chosen.form, one.explicit) != (found[0].chosen.form, found[0].explicit):
+                here, before = (_name_form(each) for each in (one, found[0]))
+                raise RowError(f"holds {here} where the rows before hold {before}", "keep one form in a file")
+        except RowError as error:
+            raise BadRequest(f"data {path} {_name_place(index, line)}", error.found, error.remedy) from None
+        found.append(one)
+    if not found:
+        raise BadRequest(f"data {path}", "holds no preference", "give a file with at least one row")
+    return tuple(found)
+
+
+def _name_form(one: Preference) -> str:
+    kind = "messages" if one.chosen.form == "messages" else "text"
+    return f"{kind} {'with' if one.explicit else 'without'} a column prompt"
+
+
+def _name_place(index: int, line: int | None) -> str:
+    return f"row {index + 1}" if line is None else f"line {line}"
 
 
 def _read_rows(path: Path) -> Iterator[_Row]:

@@ -32,6 +32,8 @@ class Sample:
     form: Form
     messages: tuple[tuple[str, str], ...] = ()
     """(role, content) a turn"""
+    prompt_turns: int = 0
+    """of a preference's example: so many of `messages`, the first, are its prompt, and none of them is learned"""
     prompt: str = ""
     completion: str = ""
     text: str = ""
@@ -52,6 +54,8 @@ def name_columns(row: Mapping[str, Any]) -> Columns:
         if all(row.get(name) is not None for name in names):
             return columns
     listed = ", ".join(sorted(map(str, row))) or "none"
+    if row.get("chosen") is not None and row.get("rejected") is not None:
+        raise RowError(f"it is a preference (columns found: {listed})", "set objective=dpo, or " + REMEDY)
     raise RowError(f"no usable column (columns found: {listed})", REMEDY)
 
 
@@ -59,7 +63,7 @@ def read_row(row: Mapping[str, Any], *, index: int, line: int | None) -> Sample:
     """Turn one row into a Sample; raises RowError naming the column and the type that was found."""
     columns = name_columns(row)
     if columns == "messages":
-        return Sample(index=index, line=line, form="messages", messages=_read_messages(row["messages"]))
+        return Sample(index=index, line=line, form="messages", messages=read_messages(row["messages"], "messages"))
     first, *rest = (_read_text(row, name) for name in COLUMN_SETS[columns])
     if columns == "text":
         return Sample(index=index, line=line, form="text", text=first)
@@ -78,25 +82,27 @@ def _read_text(row: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _read_messages(value: Any) -> tuple[tuple[str, str], ...]:
+def read_messages(value: Any, column: str) -> tuple[tuple[str, str], ...]:
+    """(role, content) of each turn in a column; raises RowError naming the column, or the message and its key."""
     if not isinstance(value, list | tuple):
-        raise RowError(f"messages is {_describe(value)}", "give messages as a list of {role, content}")
+        raise RowError(f"{column} is {_describe(value)}", f"give {column} as a list of {{role, content}}")
     if not value:
-        raise RowError("messages is an empty list", "give at least one message or leave the row out")
-    return tuple(_read_message(message, number) for number, message in enumerate(value, start=1))
+        raise RowError(f"{column} is an empty list", "give at least one message or leave the row out")
+    inside = "" if column == "messages" else f" of {column}"
+    return tuple(_read_message(message, f"{number}{inside}") for number, message in enumerate(value, start=1))
 
 
-def _read_message(message: Any, number: int) -> tuple[str, str]:
+def _read_message(message: Any, name: str) -> tuple[str, str]:
     if not isinstance(message, Mapping):
-        raise RowError(f"message {number} is {_describe(message)}", "give each message as {role, content}")
+        raise RowError(f"message {name} is {_describe(message)}", "give each message as {role, content}")
     for key in ("role", "content"):
         if key not in message:
-            raise RowError(f"message {number} has no {key}", "give each message as {role, content}")
+            raise RowError(f"message {name} has no {key}", "give each message as {role, content}")
         if not isinstance(message[key], str):
-            found = f"{key} of message {number} is {_describe(message[key])}"
+            found = f"{key} of message {name} is {_describe(message[key])}"
             raise RowError(found, f"give {key} as a string")
     if not message["role"]:
-        raise RowError(f"role of message {number} is empty", "give a role such as user or assistant")
+        raise RowError(f"role of message {name} is empty", "give a role such as user or assistant")
     return message["role"], message["content"]
 
 

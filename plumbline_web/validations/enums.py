@@ -56,10 +56,12 @@ class RunRole(models.TextChoices):
     RUN = "run", "run"
     MERGED = "merged", "run on merged rows"
     RESUMED = "resumed", "run saved and resumed"
+    RESHARDED = "resharded", "run loaded at another layout"
     PROBED = "probed", "model on chosen batches"
     SINGLE = "single", "rows of all ranks in one process"
     TRACED = "traced", "first step, modules recorded"
     OVERFIT = "overfit", "one batch again and again"
+    MEASURED = "measured", "run with its memory counted"
     SECOND_PASS = "second-pass", "second pass, modules recorded"
     THIRD_PASS = "third-pass", "third pass, parts of one layer recorded"
 

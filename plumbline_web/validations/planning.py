@@ -140,7 +140,7 @@ def preview(submission: Submission, *, user: User) -> Preview:
     return Preview(
         runs=runs,
         skipped=tuple((check.name, reason) for check, reason in resolved.plan.skipped),
-        memory_bytes=PROCESS_BYTES + reference_memory(resolved.spec.model),
+        memory_bytes=PROCESS_BYTES + reference_memory(resolved.spec.model, objective=resolved.spec.objective),
         expected_s=_expect_whole(resolved, sum(not run.reused for run in runs)),
     )
 

@@ -122,6 +122,10 @@ def check_roots(submission: Submission) -> None:
         refusal = explain_refusal(path, django_settings.ROOTS) if _is_path(name, text) else ""
         if refusal:
             errors[name] = refusal
+    synced = submission.settings.get("synced")
+    refusal = explain_refusal(str(synced), django_settings.ROOTS) if synced is not None else ""
+    if refusal:
+        errors["settings.synced"] = refusal
     if errors:
         raise InvalidSubmission(errors)
 

@@ -176,6 +176,7 @@ def test_a_reference_that_would_not_fit_is_refused_beforehand(
     count = sum(g.full.numel() for g in first_reference(healthy).gradients.values() if g.full is not None)
     assert count_parameters(healthy.spec.model) == count
     assert reference_memory(healthy.spec.model) == 32 * count
+    assert reference_memory(healthy.spec.model, objective="dpo") == 44 * count  # and the model that it began as
     check_memory(healthy.spec.model)
 
     class Memory:

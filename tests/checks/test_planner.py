@@ -19,6 +19,8 @@ SPEC = RunSpec("transformers", Path("model"), Path("data"))
 ALL = tuple(CHECKS.values())
 DEFAULT = find_checks(None)
 PARALLEL = ("parallel.data", "parallel.replicas", "parallel.gradients")
+GIVEN = ("serving.quantised", "transfer.sync")
+PREFERENCES = ("data.preference", "step.rl_loss")
 
 
 def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
@@ -28,6 +30,8 @@ def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
     assert run.spec == SPEC
     assert merged.spec == replace(SPEC, batch=4, accumulation=1, steps=1)
     assert set(run.checks) == {check.name for check in DEFAULT} - {
+        *PREFERENCES,
+        *GIVEN,
         "step.lora",
         "data.packing",
         "convergence.health",
@@ -50,8 +54,12 @@ def test_further_checks_add_the_runs_that_they_need_and_no_more() -> None:
 def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
     plan = make_plan(SPEC, DEFAULT)
     assert [(check.name, reason) for check, reason in plan.skipped] == [
+        ("data.preference", "the run does not train on preferences (objective=sft)"),
         ("step.lora", "no adapters are asked for (lora=false)"),
+        ("step.rl_loss", "the run does not train on preferences (objective=sft)"),
         ("data.packing", "the run does not pack (packing=false)"),
+        ("serving.quantised", "no exported weights were given; set synced to their directory"),
+        ("transfer.sync", "no weights of a rollout engine were given; set synced to the directory of a dump"),
         *((name, "the run is of one process") for name in PARALLEL),
         ("convergence.health", "3 steps are too few to tell training from noise; set steps=20 or more"),
         (
@@ -61,10 +69,25 @@ def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
     ]
     assert "data.packing" not in [check.name for check in plan.judged]
     packed = make_plan(replace(SPEC, packing=True, steps=20, lora=True), DEFAULT)
-    assert [check.name for check, _ in packed.skipped] == list(PARALLEL)
+    assert [check.name for check, _ in packed.skipped] == [*PREFERENCES, *GIVEN, *PARALLEL]
     alone = make_plan(replace(SPEC, batch=1, accumulation=1), find_checks(("step.accumulation",)))
     assert (alone.runs, alone.judged) == ((), ())
     assert alone.skipped[0][1] == "one row a step cannot be split"
+
+
+def test_of_preferences_those_checks_are_judged_whose_reference_is_theirs() -> None:
+    plan = make_plan(
+        replace(SPEC, framework="trl", objective="dpo", steps=20), find_checks(("data", "step", "convergence"))
+    )
+    reasons = {check.name: reason for check, reason in plan.skipped}
+    assert {"data.preference", "data.coverage", "step.rl_loss", "step.gradients"} <= {
+        check.name for check in plan.judged
+    }
+    assert reasons["data.mask"] == "data.preference judges the rows of preferences"
+    assert reasons["step.loss"] == reasons["convergence.curve"] == "its reference is that of supervised fine-tuning"
+    assert reasons["convergence.health"].startswith("a preference's loss and gradient norm may die once")
+    assert reasons["data.packing"] == "the run does not pack (packing=false)"
+    assert not {"step.denominator", "step.moe", "step.loss", "convergence.overfit"} & {c.name for c in plan.judged}
 
 
 def test_checks_without_the_merged_run_take_one_run() -> None:

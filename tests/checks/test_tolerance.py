@@ -44,8 +44,8 @@ def plain(error: float, norm: float, *, scale: float = 1.0) -> Difference:
 def test_the_constants_are_those_that_this_version_was_frozen_with() -> None:
     # Another constant is another version: verdicts of the two are not comparable.
     assert tolerance.VERSION == "2026.11"
-    assert tolerance.MULTIPLES == {"float32": 8.0, "bf16": 4.0, "bf16_params": 4.0}
-    assert tolerance.EPSILON == {"float32": 2.0**-24, "bf16": 2.0**-9, "bf16_params": 2.0**-9}
+    assert tolerance.MULTIPLES == {"float32": 8.0, "bf16": 4.0, "bf16_params": 4.0, "fp16": 4.0}
+    assert tolerance.EPSILON == {"float32": 2.0**-24, "bf16": 2.0**-9, "bf16_params": 2.0**-9, "fp16": 2.0**-12}
     assert tolerance.USEFUL_SCALE_LIMIT == 0.05
     assert tolerance.USEFUL_TENSOR_LIMIT == 1.0
     assert tolerance.USEFUL_TOKEN_LIMIT == 0.25

@@ -217,7 +217,7 @@ def test_a_run_of_two_processes_skips_what_reads_one_and_says_what_does_instead(
     judged = {check.name for check in plan.judged}
     assert judged <= OVER_RANKS
     assert judged >= {"run.completes", "data.coverage", "parallel.data", "parallel.replicas", "parallel.gradients"}
-    assert [run.role for run in plan.runs] == [Role.RUN, Role.SINGLE]
+    assert [run.role for run in plan.runs] == [Role.RUN, Role.RESHARDED, Role.SINGLE]
     assert why_not_over_ranks("step.loss", spec) == (
         "the run is of 2 processes and this check reads one; parallel.gradients holds their step against a run of one "
         "process"

@@ -51,7 +51,8 @@ def ask(framework: str, family: str = "qwen3", **settings: object) -> RunSpec:
         ("plain", {"lora": True}, "lora: the plain loop has no adapters; set lora=false or framework transformers."),
         (
             *("plain", {"resume_after": 1}),
-            "resume_after: the plain loop saves nothing; use framework transformers or trl.",
+            "resume_after: the plain loop saves only what another layout is to load; "
+            "use framework transformers or trl.",
         ),
         (
             *("transformers", {"dp_size": 2, "sharding": "fsdp2"}),

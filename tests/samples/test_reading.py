@@ -88,7 +88,7 @@ def test_a_shipped_file_is_found_by_name_unless_a_path_has_it(tmp_path: Path, mo
         resolve_data("nothing.jsonl")
     assert str(caught.value) == (
         "data: 'nothing.jsonl' does not exist; "
-        "give an existing file or directory, or one of gsm8k_sample, tools_sample, tulu3_sample."
+        "give an existing file or directory, or one of gsm8k_sample, preferences_sample, tools_sample, tulu3_sample."
     )
 
 

@@ -160,7 +160,8 @@ class TestPreview:
         )
         assert "framework run on merged rows: 4 rows, step 1 recorded serves step.accumulation" in text
         assert "Memory about 1.1 GB" in text
-        assert "Skipped: step.lora (no adapters are asked for (lora=false)); data.packing (the run does not" in text
+        assert "Skipped: data.preference (the run does not train on preferences (objective=sft)); step.lora (no" in text
+        assert "data.packing (the run does not pack (packing=false))" in text
 
     def test_it_says_what_is_wrong_and_stores_nothing(self) -> None:
         text = self.ask(Role.SUBMITTER, checks=[], **{"settings.batch": "0"})

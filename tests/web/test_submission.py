@@ -45,7 +45,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         "framework": "is missing; name a framework: transformers or trl",
         "model": "7 is not a text; give a text",
         "settings.batch": "0 is out of bounds; set it to 1 or more and at most 2147483647",
-        "settings.sede": "there is no setting 'sede'; did you mean seed, schedule, seq_len",
+        "settings.sede": "there is no setting 'sede'; did you mean seed, schedule, synced",
         "queue": "'tpu' is none of its values; use cpu or gpu",
         "time_limit_s": "'-1' is out of bounds; give a number above 0 and at most 86400",
         "full": "'maybe' is neither true nor false; use true or false",
@@ -100,5 +100,10 @@ def test_a_path_must_lie_under_an_allowed_root(tmp_path: Path, settings: Setting
     for wrong in (str(other), str(root / "link"), str(root / ".." / "other"), "good", "/etc/passwd", str(root) + "x"):
         assert refused(wrong) == {"model": f"{wrong} is not under an allowed directory; move it under one of: {root}"}
         assert list(refused("tiny:qwen3", wrong)) == ["data"]
+    synced = {**GOOD, "settings": {"synced": str(root / "good")}}
+    check_roots(read_submission(synced))
+    with pytest.raises(InvalidSubmission) as caught:
+        check_roots(read_submission({**GOOD, "settings": {"synced": str(other)}}))
+    assert list(caught.value.errors) == ["settings.synced"]
     settings.ROOTS = []
     assert "an administrator allows one with `plumbline up --root DIR`" in refused(str(root / "good"))["model"]

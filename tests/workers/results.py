@@ -12,9 +12,10 @@ from workers.runner import FrameworkRun
 
 HAVE_NOTHING_TO_SAY = (
     *("step.lora", "step.moe", "data.packing", "parallel.data", "parallel.replicas", "parallel.gradients"),
-    *("convergence.health", "convergence.curve"),
+    *("serving.quantised", "transfer.sync"),
+    *("convergence.health", "convergence.curve", "data.preference", "step.rl_loss", "step.scaler"),
 )
-"""default checks that skip a short run of one process, without adapters, experts and packing"""
+"""default checks that skip a short run of one process, without adapters, experts, packing, preferences and a dump"""
 
 PASSED = Verdict(
     check="step.gradients",

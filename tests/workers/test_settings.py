@@ -57,7 +57,7 @@ def test_a_boolean_is_false_in_three_spellings(text: str) -> None:
         ("beta2=1", "beta2: 1 is out of bounds; set it to 0 or more and less than 1."),
         ("lora_alpha=0", "lora_alpha: 0 is out of bounds; set it to more than 0."),
         ("packing=maybe", "packing: 'maybe' is neither true nor false; use true or false."),
-        ("precision=fp16", "precision: 'fp16' is none of its values; use float32 or bf16 or bf16_params."),
+        ("precision=fp8", "precision: 'fp8' is none of its values; use float32 or bf16 or bf16_params or fp16."),
         ("lora_targets=a,,b", "lora_targets: 'a,,b' has an empty item; separate the items by single commas."),
         ("lora_targets=a,a", "lora_targets: 'a,a' names an item twice; name each once."),
     ],

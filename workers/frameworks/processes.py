@@ -22,7 +22,7 @@ def check_processes(spec: RunSpec) -> None:
         raise BadRequest("sharding", f"none does not say what each of {spec.dp_size} ranks holds", "set ddp or fsdp2")
     if spec.dp_size == 1 and spec.sharding != "none":
         raise BadRequest("sharding", f"{spec.sharding} has nothing to divide", "set dp_size to 2 or more, or none")
-    if spec.processes > 1 and spec.resume_after is not None:
+    if spec.processes > 1 and spec.resume_after is not None and not spec.resharded:
         raise BadRequest("resume_after", f"a run of {spec.processes} processes is not resumed", "set all degrees to 1")
 
 

@@ -29,6 +29,13 @@ def default_settings(family: str) -> Mapping[str, str]:
     return settings
 
 
+def refuse_objective(spec: RunSpec, *, framework: str) -> None:
+    """Raise BadRequest for any objective but that of supervised fine-tuning."""
+    if spec.objective != "sft":
+        found = f"{framework} has no {spec.objective}"
+        raise BadRequest("objective", found, "set objective=sft or framework trl")
+
+
 def check_request(spec: RunSpec, samples: tuple[Sample, ...]) -> None:
     """Raise BadRequest, naming the setting, for a run that cannot be what it says."""
     _check_ranges(spec)
@@ -69,6 +76,8 @@ def _check_ranges(spec: RunSpec) -> None:
     _require("seed", spec.seed, 0 <= spec.seed < 2**32, "set seed to 0 … 4294967295, numpy's range")
     if spec.momentum and spec.optimizer != "sgd":
         raise BadRequest("momentum", f"{spec.momentum} has no meaning for {spec.optimizer}", "set optimizer=sgd too")
+    if spec.beta != RunSpec.beta and spec.objective == "sft":
+        raise BadRequest("beta", f"{spec.beta} has no meaning for {spec.objective}", "set objective=dpo too")
     if spec.lora and not spec.lora_targets:
         raise BadRequest("lora_targets", "is empty", "name at least one module, such as q_proj")
 

@@ -2,7 +2,8 @@
 
 `first.json` saves on its way and runs to its end, so that its schedule is the asked run's. `second.json` names the
 saved directory in `resume_from`; its process takes the place of this one, so that signals and exit code are its own.
-Only the second is recorded; what is preloaded acts in both.
+Only the second is recorded; what is preloaded acts in both. A file may say in `launch` how its processes are started,
+where the two have other numbers of them.
 
 Runs in the framework's environment and imports nothing of Plumbline.
 """
@@ -25,15 +26,17 @@ RECORDER = "PLUMBLINE_CAPTURE"
 
 def main(driver: str, first: str, second: str) -> NoReturn:
     """Run the first configuration to its end, then become the process of the second."""
-    saved = Path(json.loads(Path(second).read_text(encoding="utf-8"))["resume_from"])
-    done = subprocess.run([sys.executable, "-u", driver, first], env=leave_unrecorded(os.environ), check=False)
+    saving, going_on = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (first, second))
+    saved = Path(going_on["resume_from"])
+    command = [sys.executable, "-u", *saving.get("launch", ()), driver, first]
+    done = subprocess.run(command, env=leave_unrecorded(os.environ), check=False)
     if done.returncode:
         end_as(done.returncode)
     if not saved.is_dir():
         sys.stderr.write(f"resume: the first process ended without an error and without {saved}\n")
         sys.exit(1)
     print(f"resume: {saved.name} is saved, a new process goes on from it", flush=True)
-    os.execv(sys.executable, [sys.executable, "-u", driver, second])
+    os.execv(sys.executable, [sys.executable, "-u", *going_on.get("launch", ()), driver, second])
 
 
 def leave_unrecorded(environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from checks.captures.log import LogRecord
 from checks.probes.plan import EVALUATED_ROWS, plan_probes, write_probes
-from checks.samples import Sample
+from checks.samples import Preference, Sample
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
 from workers.frameworks.interpreter import framework_python
@@ -53,7 +53,7 @@ def build_arguments(spec: RunSpec, *, output: Path) -> dict[str, Any]:
         "weight_decay": spec.weight_decay,
         "max_grad_norm": spec.max_grad_norm,
         "bf16": spec.precision == "bf16",
-        "fp16": False,
+        "fp16": spec.precision == "fp16",
         "gradient_checkpointing": spec.gradient_checkpointing,
         "seed": spec.seed,
         "data_seed": spec.seed,
@@ -100,7 +100,12 @@ def build_lora(spec: RunSpec) -> dict[str, Any] | None:
 
 
 def write_run(
-    config: Mapping[str, Any], samples: tuple[Sample, ...], *, driver: Path, scratch: Path, spec: RunSpec
+    config: Mapping[str, Any],
+    samples: tuple[Sample, ...] | tuple[Preference, ...],
+    *,
+    driver: Path,
+    scratch: Path,
+    spec: RunSpec,
 ) -> Launch:
     """Write rows.jsonl and config.json into `scratch`, each whole or not at all, and return the command.
 
@@ -158,13 +163,33 @@ def _build_questions(scratch: Path) -> dict[str, Any]:
     return {"evaluated_rows": EVALUATED_ROWS, "export": str(scratch.resolve() / "export")}
 
 
-def _normalise(sample: Sample) -> dict[str, Any]:
+def _normalise(sample: Sample | Preference) -> dict[str, Any]:
     """The row as a framework's data set holds it: only the columns of its form."""
+    if isinstance(sample, Preference):
+        return _normalise_preference(sample)
     if sample.form == "messages":
-        return {"messages": [{"role": role, "content": content} for role, content in sample.messages]}
+        return {"messages": _name_turns(sample.messages)}
     if sample.form == "text":
         return {"text": sample.text}
     return {"prompt": sample.prompt, "completion": sample.completion}
+
+
+def _normalise_preference(one: Preference) -> dict[str, Any]:
+    """With its prompt in a column of its own, or as what both answers begin with: as it was given."""
+    turns = one.chosen.prompt_turns
+    messages = one.chosen.form == "messages"
+    prompt = _name_turns(one.chosen.messages[:turns]) if messages else one.chosen.prompt
+    row: dict[str, Any] = {"prompt": prompt} if one.explicit else {}
+    for name, side in (("chosen", one.chosen), ("rejected", one.rejected)):
+        if messages:
+            row[name] = _name_turns(side.messages[turns if one.explicit else 0 :])
+        else:
+            row[name] = side.completion if one.explicit else side.prompt + side.completion
+    return row
+
+
+def _name_turns(messages: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in messages]
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

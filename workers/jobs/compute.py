@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from checks.registry import find_checks
 from checks.roles import Role
 from checks.spec import RunSpec
 from checks.verdict import Verdict
+from workers.endpoint import ask_endpoint
 from workers.jobs.compute_signs import PHASE_SIGN
 from workers.jobs.documents import (
     JudgeAnswer,
@@ -82,6 +84,8 @@ def compute_verdicts(order: JudgeOrder) -> JudgeAnswer:
     run = outcomes.get(Role.RUN)
     if run is not None:
         material = _assemble(order, spec, plan, outcomes)
+        if plan.needs("serving.logprobs"):
+            material = replace(material, served=ask_endpoint(material))
         _say(f"judging {len(plan.judged)} checks")
         judged = judge(plan.judged, material)
         for stored in order.passes:

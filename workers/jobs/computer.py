@@ -16,6 +16,7 @@ from pathlib import Path
 from workers.last_error import read_last_error
 from workers.runner import POLL_S, Ending, ProcessEnd
 from workers.sandbox import scrub_environment
+from workers.serving_variables import serving_variables
 
 START_LIMIT_S = 120.0
 
@@ -96,7 +97,7 @@ class Computer:
         self._zygote = subprocess.Popen(
             [sys.executable, "-m", "workers.jobs.zygote"],
             cwd="/",
-            env=scrub_environment(scratch=scratch, extra={}),
+            env=scrub_environment(scratch=scratch, extra=serving_variables(os.environ)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -21,6 +21,8 @@ def read_spec(document: Mapping[str, Any]) -> RunSpec:
     values = {name: value for name, value in document.items() if name in known}
     for name in _PATHS:
         values[name] = Path(values[name])
+    if values.get("synced") is not None:
+        values["synced"] = Path(values["synced"])
     values["lora_targets"] = tuple(values["lora_targets"])
     return RunSpec(**values)
 

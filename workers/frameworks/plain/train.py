@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 IGNORED = -100
 _DIVISION = runpy.run_path(str(Path(__file__).with_name("division.py")))
 divide, add_head_gradients = _DIVISION["divide"], _DIVISION["add_head_gradients"]
+SAVING = Path(__file__).with_name("saving.py")
 
 
 def main(path: str) -> None:
@@ -65,9 +66,15 @@ def train(config: dict[str, Any], device: torch.device) -> list[dict[str, float]
     optimizer = make_optimizer(model, config)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, make_schedule(config))
     dp_size, dp_rank = config["dp_size"], dist.get_rank() if config["dp_size"] > 1 else 0
+    scaler = torch.amp.GradScaler(device.type, enabled=config["autocast"] == "float16")
     batches = read_batches(config, rank=dp_rank)
     log: list[dict[str, float]] = []
-    for step in range(1, config["steps"] + 1):
+    done = config.get("done", 0)
+    if "resume_from" in config:
+        runpy.run_path(str(SAVING))["load_state"](config["resume_from"], model, optimizer, schedule)
+        for _ in range(done * config["accumulation"]):
+            next(batches)
+    for step in range(done + 1, config["steps"] + 1):
         micro_batches = [next(batches) for _ in range(config["accumulation"])]
         tokens = torch.tensor(sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in micro_batches))
         tokens = tokens.to(device)
@@ -79,21 +86,28 @@ def train(config: dict[str, Any], device: torch.device) -> list[dict[str, float]
             with synchronise(model, last=last), autocast(config, device):
                 loss = model(**{k: v.to(device) for k, v in batch.items()}, num_items_in_batch=tokens).loss
                 # DistributedDataParallel and fully_shard average over the ranks; the objective is a sum.
-                (loss * dp_size).backward()
+                scaler.scale(loss * dp_size).backward()
             total += loss.detach().double().cpu()
         if dp_size > 1:
             total = total.to(device)
             dist.all_reduce(total)
         if config["tp_size"] > 1:
             add_head_gradients(model, group)
+        scaler.unscale_(optimizer)
         norm = clip(model, config, group)
         rate = float(schedule.get_last_lr()[0])
-        optimizer.step()
-        schedule.step()
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if scaler.get_scale() >= scale:  # else the step was skipped, and the schedule counts updates
+            schedule.step()
         optimizer.zero_grad()
         log.append({"step": step, "loss": float(total), "grad_norm": norm, "learning_rate": rate})
         if not dist.is_initialized() or dist.get_rank() == 0:
             print({key: value for key, value in log[-1].items() if key != "step"}, flush=True)
+        if step == config.get("save_after"):
+            runpy.run_path(str(SAVING))["save_state"](config["save_to"], model, optimizer, schedule)
+            break
     return log
 
 
@@ -107,8 +121,9 @@ def synchronise(model: Any, *, last: bool) -> AbstractContextManager[None]:
 
 
 def autocast(config: dict[str, Any], device: torch.device) -> AbstractContextManager[Any]:
-    """Return bf16 autocast where it was asked for."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if config["autocast"] else nullcontext()
+    """Return the autocast that was asked for."""
+    name = config["autocast"]
+    return torch.autocast(device.type, dtype=getattr(torch, name)) if name else nullcontext()
 
 
 def clip(model: Any, config: dict[str, Any], group: dist.ProcessGroup | None) -> float:

@@ -10,7 +10,7 @@ from checks.samples import read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
 from workers.frameworks.processes import check_processes
-from workers.frameworks.requests import check_request
+from workers.frameworks.requests import check_request, refuse_objective
 from workers.frameworks.trainer import build_config, read_run_log, write_run
 
 DRIVER = Path(__file__).with_name("train.py")
@@ -23,6 +23,7 @@ class TransformersAdapter:
 
     def check(self, spec: RunSpec) -> None:
         """Raise BadRequest for packing, for what Trainer cannot divide, and for what no framework can run."""
+        refuse_objective(spec, framework="transformers' Trainer")
         if spec.packing:
             raise BadRequest("packing", "transformers' Trainer does not pack", "set packing=false or framework trl")
         _check_division(spec)

@@ -1,4 +1,4 @@
-"""TRL: `SFTTrainer`, plain, packed or assistant-only, full parameters or LoRA."""
+"""TRL: `SFTTrainer`, plain, packed or assistant-only, or `DPOTrainer`; full parameters or LoRA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from checks.captures.log import LogRecord
 from checks.errors import BadRequest
-from checks.samples import read_samples
+from checks.samples import read_preferences, read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
 from workers.frameworks.processes import refuse_processes
@@ -20,23 +20,31 @@ PACKING_STRATEGY = "bfd"
 
 
 class TrlAdapter:
-    """`trl.SFTTrainer`, which tokenises, masks and packs the rows itself."""
+    """`trl.SFTTrainer` and `trl.DPOTrainer`, which tokenise, mask, pack and pair the rows themselves."""
 
     name = "trl"
 
     def check(self, spec: RunSpec) -> None:
-        """Raise BadRequest for an adapter on the head, and for what no framework can run."""
+        """Raise BadRequest for an adapter on the head, for what DPO has not, and for what no framework can run."""
         if spec.lora and "lm_head" in spec.lora_targets:
             found = "TRL computes log-probabilities from lm_head.weight directly and refuses an adapter on lm_head"
             raise BadRequest("lora_targets", found, "leave lm_head out")
         refuse_processes(spec, framework="trl")
-        check_request(spec, read_samples(spec.data))
+        if spec.objective == "sft":
+            check_request(spec, read_samples(spec.data))
+            return
+        _check_preferences(spec)
+        check_request(spec, tuple(side for one in read_preferences(spec.data) for side in one.sides))
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
         """Write the driver's configuration and rows into `scratch`."""
         self.check(spec)
-        samples = read_samples(spec.data)
         config = build_config(spec, scratch=scratch)
+        config["objective"] = spec.objective
+        if spec.objective == "dpo":
+            config["arguments"] |= _build_dpo_arguments(spec)
+            return write_run(config, read_preferences(spec.data), driver=DRIVER, scratch=scratch, spec=spec)
+        samples = read_samples(spec.data)
         config["arguments"] |= _build_sft_arguments(spec, form=samples[0].form)
         return write_run(config, samples, driver=DRIVER, scratch=scratch, spec=spec)
 
@@ -58,4 +66,22 @@ def _build_sft_arguments(spec: RunSpec, *, form: str) -> dict[str, Any]:
         # TRL's default for prompt and completion is to learn the completion alone.
         "completion_only_loss": spec.assistant_only and not conversational,
         "loss_type": "nll",
+    }
+
+
+def _check_preferences(spec: RunSpec) -> None:
+    if spec.packing:
+        raise BadRequest("packing", "TRL does not pack preferences", "set packing=false")
+    if spec.assistant_only:
+        found = "true has no meaning for dpo, which scores the answers and nothing else"
+        raise BadRequest("assistant_only", found, "set assistant_only=false")
+
+
+def _build_dpo_arguments(spec: RunSpec) -> dict[str, Any]:
+    """What `trl.DPOConfig` adds to TrainingArguments."""
+    return {
+        "max_length": spec.seq_len,
+        "truncation_mode": "keep_start",
+        "beta": spec.beta,
+        "loss_type": ["sigmoid"],
     }
