@@ -106,9 +106,8 @@ def adopt_optimizer(recorder: Recorder, parameters: List[torch.Tensor]) -> bool:
         held = [(sum(id(p) in own for p in module.parameters()), module) for module in called]
         most = max((count for count, _ in held), default=0)
         if most == 0:
-            if _gradients_are_zero(
-                parameters
-            ):  # torch.distributed.checkpoint steps so, to make the state it loads into
+            # torch.distributed.checkpoint steps on zeros, to make the state that it loads into.
+            if _gradients_are_zero(parameters):
                 return False
             recorder.note_missing("step", "an optimizer stepped parameters of no module that was seen under training")
             return False

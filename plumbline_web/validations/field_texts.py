@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Objective", ("objective", "beta")),
-    ("Batch and data", ("steps", "batch", "accumulation", "seq_len", "packing", "assistant_only")),
+    (
+        "Objective, batch and data",
+        ("objective", "beta", "steps", "batch", "accumulation", "seq_len", "packing", "assistant_only"),
+    ),
     ("Precision and attention", ("precision", "attention", "gradient_checkpointing")),
     ("Adapters", ("lora", "lora_r", "lora_alpha", "lora_targets")),
     ("Optimizer", ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "max_grad_norm")),
