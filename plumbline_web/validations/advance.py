@@ -108,6 +108,7 @@ def attach_run(
     modules: str,
     full: bool,
     fresh: bool,
+    memory: bool = False,
 ) -> FrameworkRun:
     """Give a validation a framework run: an equal one that is stored or under way, else a new one with its job."""
     stored = find_stored(need, fresh=fresh)
@@ -124,6 +125,7 @@ def attach_run(
         spec=dict(spec),
         steps=list(steps),
         modules=modules,
+        memory=memory,
         full=full,
         time_limit_s=validation.time_limit_s,
         memory_limit_bytes=validation.memory_limit_bytes,

@@ -225,7 +225,8 @@ def _attach(validation: Validation, resolved: Resolved, planned: PlannedRun) -> 
         spec=to_plain(planned.spec),
         steps=planned.captured_steps,
         modules=planned.modules or "",
-        full=validation.full,
+        memory=planned.memory,
+        full=validation.full and not planned.memory,
         fresh=validation.fresh,
     )
 

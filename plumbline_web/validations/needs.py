@@ -34,6 +34,7 @@ def digest_need(
     steps: Sequence[int],
     modules: str,
     full: bool,
+    memory: bool = False,
 ) -> str:
     """SHA-256 of everything that decides what a framework run records: equal needs are one run.
 
@@ -41,6 +42,8 @@ def digest_need(
     """
     settings: Mapping[str, Any] = {k: v for k, v in to_plain(spec).items() if k not in ("model", "data")}
     content = [environment.digest, model.revision, data_digest, settings, list(steps), modules, full]
+    if memory:  # said only where it is so: what was stored before there was a choice stays what it is
+        content.append("memory")
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

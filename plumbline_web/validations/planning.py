@@ -161,7 +161,8 @@ def need_of(resolved: Resolved, planned: PlannedRun) -> str:
         data_digest=resolved.data_digest,
         steps=planned.captured_steps,
         modules=planned.modules or "",
-        full=resolved.submission.full,
+        memory=planned.memory,
+        full=resolved.submission.full and not planned.memory,
     )
 
 

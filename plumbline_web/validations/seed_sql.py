@@ -10,10 +10,10 @@ from collections.abc import Mapping
 STATEMENTS: Mapping[str, str] = {
     "runs": """
         INSERT INTO validations_frameworkrun (
-            need, framework_id, environment_id, model_id, spec, steps, modules, "full", time_limit_s, state, created_at,
-            started_at, ended_at, ending, exit_code, elapsed_s, peak_memory_bytes, last_error, last_output, unreadable,
-            device)
-        SELECT 'seed-' || id, framework_id, environment_id, model_id, spec, '{1,3}', '', false, time_limit_s,
+            need, framework_id, environment_id, model_id, spec, steps, modules, memory, "full", time_limit_s, state,
+            created_at, started_at, ended_at, ending, exit_code, elapsed_s, peak_memory_bytes, last_error, last_output,
+            unreadable, device)
+        SELECT 'seed-' || id, framework_id, environment_id, model_id, spec, '{1,3}', '', false, false, time_limit_s,
             CASE state WHEN 'done' THEN 'ended' ELSE state END, created_at, started_at, ended_at,
             CASE state WHEN 'done' THEN 'completed' ELSE '' END, CASE state WHEN 'done' THEN 0 END,
             extract(epoch FROM ended_at - started_at), 513216512, '', '', '', 'CPU'

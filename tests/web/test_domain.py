@@ -101,6 +101,19 @@ def test_a_stored_capture_is_used_again_unless_a_fresh_one_is_asked_for(owner: U
     assert not third.validation_runs.get().reused
 
 
+def test_a_run_that_counts_memory_is_asked_to_and_is_no_other_need(owner: User) -> None:
+    five = replace(TRAINER, checks=("run.completes", "memory.step"), settings={"steps": 5}, full=True)
+    validation, _ = submit(five, owner=owner)
+    runs = {link.role: link.run for link in validation.validation_runs.select_related("run")}
+    assert {role: (run.memory, run.full) for role, run in runs.items()} == {
+        "run": (False, True),
+        "measured": (True, False),  # whole tensors that are kept would be counted
+    }
+    # Of five steps the measured run has the spec of the asked one, and is still another run.
+    assert runs["run"].spec == runs["measured"].spec
+    assert runs["run"].need != runs["measured"].need
+
+
 def test_a_capture_that_lacks_something_is_never_used_again(owner: User) -> None:
     first, _ = submit(LOSS_ONLY, owner=owner)
     end_runs(first)

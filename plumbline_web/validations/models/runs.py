@@ -15,7 +15,7 @@ class FrameworkRun(models.Model):
     """One row = one execution of a framework with the recorder in front; equal needs of validations share it."""
 
     need = models.CharField(max_length=64)
-    """SHA-256 of all that decides what it records: environment, checkpoint, data content, run spec, steps, modules"""
+    """SHA-256 of all that decides what it records: environment, checkpoint, data content, run spec, steps, and what"""
     framework = models.ForeignKey("catalog.Framework", on_delete=models.PROTECT, related_name="runs")
     environment = models.ForeignKey("catalog.Environment", on_delete=models.PROTECT, related_name="runs")
     model = models.ForeignKey("catalog.TrainedModel", on_delete=models.PROTECT, related_name="runs")
@@ -25,6 +25,8 @@ class FrameworkRun(models.Model):
     """captured optimizer steps"""
     modules = models.CharField(max_length=500, blank=True)
     """regular expression of modules whose inputs and outputs are recorded; empty for none"""
+    memory = models.BooleanField(default=False)
+    """the bytes that are alive are counted, and of tensors only the batch is recorded"""
     full = models.BooleanField(default=False)
     time_limit_s = models.FloatField()
     memory_limit_bytes = models.BigIntegerField(null=True, blank=True)

@@ -64,6 +64,7 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
         steps=tuple(run.steps),
         full=run.full,
         modules=run.modules or None,
+        memory=run.memory,
         preload=(fault(spec.fault).file,) if spec.fault else (),
         time_limit_s=run.time_limit_s,
         memory_limit_bytes=run.memory_limit_bytes,
