@@ -141,7 +141,7 @@ def _row(group: Group) -> dict[str, object]:
     return {
         "bytes": group.bytes,
         "count": group.count,
-        "shape": " × ".join(map(str, group.shape)),
+        "shape": "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}".join(map(str, group.shape)),
         "dtype": group.dtype.removeprefix("torch."),
         "what": group.role or "",
         "made in": group.module or group.phase,
