@@ -126,7 +126,10 @@ LAST = ("source", "url")
 
 
 def _say(value: Any) -> Any:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+    """Six digits of a float tell two rows apart; the JSON has them all."""
+    if isinstance(value, bool):
+        return {True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _place(column: str) -> int:

@@ -211,7 +211,13 @@ def test_the_page_has_a_curve_over_the_phases_and_a_table_of_what_is_alive(judge
     assert (alive["y"][:3], len(alive["x"])) == ([4_000, 16_000, 14_000], 2 * 3 * STEPS + 1)
     assert peaks["y"][:4] == [None, 16_000, None, 18_000]
     assert evidence["peak"] == "backward of micro-batch 0 of step 1: 18,000 bytes"
-    row = {"bytes": 9_000, "count": 1, "shape": "2 × 16 × 8", "dtype": "float32", "what": ""}
+    row = {
+        "bytes": 9_000,
+        "count": 1,
+        "shape": "2 × 16 × 8".replace(" ", "\N{NO-BREAK SPACE}"),
+        "dtype": "float32",
+        "what": "",
+    }
     assert evidence["alive at the peak"] == [{**row, "made in": "layers.0", "line": "a.py:f:1"}]
     assert evidence["after the last update"]["other"] == 100
     json.dumps(evidence)
