@@ -7,31 +7,27 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-import torch
 from torch import nn
 
 from checks.captures.capture import Capture
-from checks.diagnosis.explained import explain_module
-from checks.diagnosis.first_divergence import Divergence, find_first_divergence
-from checks.diagnosis.repetition import began_alike, measure_repetition, same_gradients
+from checks.diagnosis.repetition import began_alike
 from checks.errors import BadRequest
+from checks.locating import compare_modules
 from checks.material import Material, RunOutcome
 from checks.models.checkpoint import read_config
 from checks.probes.answers import read_answers
 from checks.references.batch import MicroBatch, UnreadableBatch, read_step
 from checks.references.budget import OverBudget, check_memory
+from checks.references.captured_state import captured_state
 from checks.references.dataset import Dataset, read_dataset
 from checks.references.definition import compare_definition
 from checks.references.float32_names import read_float32_names
 from checks.references.initial import CannotCompare, InitialAnswers, compute_initial_answers
 from checks.references.model import (
-    AUTOCAST,
     PARAMETER_DTYPES,
     ModelSource,
     State,
-    build_model,
     choose_source,
-    float64_mode,
 )
 from checks.references.optimizer import decays
 from checks.references.reference import NoReference, Reference, compute_reference
@@ -40,8 +36,7 @@ from checks.references.routing import read_choices
 from checks.references.scalars import build_empty, expected_scalars
 from checks.references.selection import read_selections
 from checks.roles import Role
-from checks.spec import Attention, RunSpec
-from checks.tolerance import EPSILON, MULTIPLES
+from checks.spec import RunSpec
 from checks.whole_runs import add_whole_runs
 
 
@@ -114,48 +109,6 @@ def assemble(
     return _add_definition(material, capture) if definition else material
 
 
-def locate(material: Material, second_pass: Capture) -> Material:
-    """Find the first wrong module with the second pass's full inputs and outputs, and say whether it repeated the
-    first.
-    """
-    reference, capture = material.first_reference(), material.capture
-    if reference is None or capture is None:
-        return material
-    divergence = _compare_modules(material.spec, capture, reference, second_pass)
-    return replace(material, divergence=divergence)
-
-
-def _compare_modules(spec: RunSpec, capture: Capture, reference: Reference, second_pass: Capture) -> Divergence:
-    step = reference.step
-    state = captured_state(spec, capture, step)
-    divergence = find_first_divergence(
-        build_model(reference.source, spec, state, dtype=torch.float64, attention="eager"),
-        [_own_precision(reference, spec, state, attention) for attention in _attentions(reference, spec)],
-        second_pass,
-        reference.micro_batches,
-        step=step,
-        multiple=MULTIPLES[spec.precision],
-        epsilon=EPSILON[spec.precision],
-        deterministic=same_gradients(capture, second_pass, step),
-        exact_mode=float64_mode(reference.source),
-        autocast=AUTOCAST[spec.precision],
-    )
-    divergence = replace(
-        divergence, unsteady=measure_repetition(capture, second_pass, reference, MULTIPLES[spec.precision])
-    )
-    if divergence.first is None:
-        return divergence
-    rounding = explain_module(
-        _own_precision(reference, spec, state, "eager"),
-        divergence.first.module,
-        second_pass,
-        reference.micro_batches,
-        step=step,
-        autocast=AUTOCAST[spec.precision],
-    )
-    return replace(divergence, rounding=rounding)
-
-
 def _add_activations(material: Material, capture: Capture) -> Material:
     traced, reference = material.capture_of(Role.TRACED), material.first_reference()
     if traced is None or not traced.steps:
@@ -165,28 +118,8 @@ def _add_activations(material: Material, capture: Capture) -> Material:
     elif not began_alike(capture, traced, reference.step):
         reason = "the run that records its modules began from other rows, weights or random states than the asked one"
     else:
-        return replace(material, activations=_compare_modules(material.spec, capture, reference, traced))
+        return replace(material, activations=compare_modules(material.spec, capture, reference, traced))
     return replace(material, no_activations=reason)
-
-
-def captured_state(spec: RunSpec, capture: Capture, step: int) -> State:
-    """What the checkpoint cannot give: adapters, and every parameter of a step after the first."""
-    records = capture.tensors(step, "parameter_before")
-    adapters, parameters = {}, {}
-    for name, record in records.items():
-        if ".lora_" in name:
-            full = record.read("full")
-            if full is None:
-                raise NoReference(f"the adapter {name} was not recorded in full; record with --full-parameters lora_")
-            adapters[name] = full
-        elif step > 1:
-            full = record.read("full")
-            if full is None:
-                raise NoReference(
-                    f"step {step} starts from captured weights, and they were recorded as sketches; use --full"
-                )
-            parameters[name] = full
-    return State(adapters, parameters)
 
 
 def _add_dataset(material: Material, capture: Capture) -> Material:
@@ -308,12 +241,3 @@ def _decaying(model: nn.Module) -> frozenset[str]:
             if decays(name, tuple(parameter.shape), type(module).__name__):
                 found.add(name)
     return frozenset(found)
-
-
-def _attentions(reference: Reference, spec: RunSpec) -> tuple[Attention, ...]:
-    return ("eager",) if spec.attention == "eager" and not reference.source.plain else ("sdpa", "eager")
-
-
-def _own_precision(reference: Reference, spec: RunSpec, state: State, attention: Attention) -> nn.Module:
-    dtype = torch.bfloat16 if spec.precision == "bf16_params" else torch.float32
-    return build_model(reference.source, spec, state, dtype=dtype, attention=attention)

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from checks.assemble import assemble, locate
+from checks.assemble import assemble
 from checks.check import Check, skipped
 from checks.faults import fault
+from checks.locating import locate
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
 from checks.references.budget import count_parameters

@@ -12,10 +12,11 @@ from pathlib import Path
 from benchmarks.detection.case import Case
 from benchmarks.detection.recording import record
 from benchmarks.detection.result import CaseResult, CheckResult
-from checks.assemble import assemble, locate
+from checks.assemble import assemble
 from checks.captures.capture import Capture
 from checks.check import Check
 from checks.faults import fault
+from checks.locating import locate
 from checks.material import Material, RunOutcome
 from checks.models import resolve_model
 from checks.references.stored import ReferenceStore

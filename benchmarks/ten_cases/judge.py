@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.ten_cases.cases import Case
-from checks.assemble import assemble, locate
+from checks.assemble import assemble
 from checks.captures.capture import Capture
+from checks.locating import locate
 from checks.material import RunOutcome
 from checks.registry import CHECKS
 from checks.roles import Role

@@ -24,9 +24,10 @@ Cost: no run of its own; only samples that reached the model are rendered again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from checks.check import Check, inconclusive
+from checks.lifecycle.shown_tokens import SHOWN_ROWS, show_mask
 from checks.material import Material
 from checks.references.dataset import Dataset
 from checks.references.mask import Aligned, Kind, align, count_kinds, name_wrong_targets
@@ -35,9 +36,6 @@ from checks.references.rows import Labels, read_rows
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "data.mask"
-
-SHOWN_ROWS, SHOWN_TOKENS = 5, 200
-"""What the evidence holds of wrong rows: so many, and so many tokens around the first difference."""
 
 SHARED = ("tokenizers",)
 
@@ -83,7 +81,7 @@ def _decide(
     wrong = [one for one in aligned if one.wrong]
     evidence: dict[str, object] = {
         "kinds": {kind.value: count for kind, count in kinds.items()},
-        "rows": [_show(one, dataset) for one in wrong[:SHOWN_ROWS]],
+        "rows": [show_mask(one, dataset, place=one.found.place) for one in wrong[:SHOWN_ROWS]],
         "not_judged": list(open_[:SHOWN_ROWS]),
     }
     return Verdict(
@@ -137,23 +135,6 @@ def _describe(
         f"{named}, in {len(wrong)} of {total} documents; first at {first.found.place}, token {place} of "
         f"{dataset.place(first.found.sample)}: {text!r} {state}"
     )
-
-
-def _show(one: Aligned, dataset: Dataset) -> Mapping[str, object]:
-    """One wrong document for a page: [text, trained, expected] a token around the first difference."""
-    assert one.found.sample is not None
-    start = max(one.wrong[0] - SHOWN_TOKENS // 2, 0)
-    decode = dataset.tokenizer.tokenizer.decode
-    return {
-        "place": one.found.place,
-        "sample": dataset.place(one.found.sample),
-        "first_difference": one.wrong[0],
-        "from": start,
-        "tokens": [
-            [decode([one.found.ids[place]], skip_special_tokens=False), one.trained[place], one.expected[place]]
-            for place in range(start, min(start + SHOWN_TOKENS, len(one.trained)))
-        ],
-    }
 
 
 CHECK = Check(NAME, "labels ask for the tokens that the conversation implies", __doc__ or "", judge)

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.check import Check, inconclusive
+from checks.lifecycle.shown_tokens import SHOWN_ROWS, cut_window, show_mask
 from checks.material import Material
 from checks.objectives import needs_preferences
 from checks.references.dataset import Dataset
@@ -33,9 +34,6 @@ from checks.references.rows import Labels, read_rows
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "data.preference"
-
-SHOWN_ROWS, SHOWN_TOKENS = 5, 200
-"""What the evidence holds of wrong rows: so many, and so many tokens around the first difference."""
 
 SHARED = ("tokenizers",)
 
@@ -154,7 +152,9 @@ def _fail(findings: Findings, dataset: Dataset, measurements: tuple[Measurement,
     )
     shown = [_show_pair(pair, dataset) for pair in broken[:SHOWN_ROWS]]
     shown += [_show_row(side, dataset) for side in findings.strays][: SHOWN_ROWS - len(shown)]
-    shown += [_show_mask(one, dataset) for one in findings.wrong_masks][: SHOWN_ROWS - len(shown)]
+    shown += [show_mask(one, dataset, place=one.found.row.place) for one in findings.wrong_masks][
+        : SHOWN_ROWS - len(shown)
+    ]
     evidence: dict[str, object] = {
         "kinds": {**named, **{kind.value: count for kind, count in findings.kinds.items()}},
         "rows": shown,
@@ -251,20 +251,13 @@ def _say_masks(findings: Findings, dataset: Dataset) -> str:
     )
 
 
-def _window(first: int, ids: Sequence[int], dataset: Dataset) -> tuple[int, list[str]]:
-    """Where the shown tokens begin, and their texts."""
-    start = max(first - SHOWN_TOKENS // 2, 0)
-    decode = dataset.tokenizer.tokenizer.decode
-    return start, [decode([token], skip_special_tokens=False) for token in ids[start : start + SHOWN_TOKENS]]
-
-
 def _show_pair(pair: Pair, dataset: Dataset) -> Mapping[str, object]:
     """A pair for a page: the row in the place of the chosen, and what should stand there."""
     side = next((side for side in pair.sides if side.deviation is not None), pair.chosen)
     if side.deviation is not None:
         return _show_row(side, dataset)
     first = _first_difference(pair)
-    start, seen = _window(first, side.found.ids, dataset)
+    start, seen = cut_window(first, side.found.ids, dataset)
     # Of a pair that is swapped what should stand there is the row beside it; of any other it is its sample's partner.
     right = pair.rejected.found.ids if pair.kind is Kind.SWAPPED else side.found.ids
     return {
@@ -275,13 +268,13 @@ def _show_pair(pair: Pair, dataset: Dataset) -> Mapping[str, object]:
         "first_difference": first,
         "from": start,
         "seen": seen,
-        "expected": _window(first, right, dataset)[1],
+        "expected": cut_window(first, right, dataset)[1],
     }
 
 
 def _show_row(side: Side, dataset: Dataset) -> Mapping[str, object]:
     first = 0 if side.deviation is None else side.deviation.token
-    start, seen = _window(first, side.found.ids, dataset)
+    start, seen = cut_window(first, side.found.ids, dataset)
     expected = () if side.found.sample is None else dataset.cut(side.found.sample)
     return {
         "place": side.place,
@@ -291,21 +284,7 @@ def _show_row(side: Side, dataset: Dataset) -> Mapping[str, object]:
         "first_difference": first,
         "from": start,
         "seen": seen,
-        "expected": _window(first, expected, dataset)[1],
-    }
-
-
-def _show_mask(one: Aligned, dataset: Dataset) -> Mapping[str, object]:
-    """A wrong mask for a page: [text, scored, expected] a token around the first difference."""
-    assert one.found.sample is not None
-    start, texts = _window(one.wrong[0], one.found.ids, dataset)
-    window = slice(start, start + SHOWN_TOKENS)
-    return {
-        "place": one.found.row.place,
-        "sample": dataset.place(one.found.sample),
-        "first_difference": one.wrong[0],
-        "from": start,
-        "tokens": [list(token) for token in zip(texts, one.trained[window], one.expected[window], strict=True)],
+        "expected": cut_window(first, expected, dataset)[1],
     }
 
 

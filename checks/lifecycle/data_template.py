@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.check import Check, inconclusive
+from checks.lifecycle.shown_tokens import SHOWN_ROWS, cut_window
 from checks.material import Material
 from checks.references.conversation import ANSWERING, NoPieces, Part
 from checks.references.dataset import Dataset
@@ -32,9 +33,6 @@ from checks.references.rows import read_rows
 from checks.verdict import Measurement, Status, Verdict
 
 NAME = "data.template"
-
-SHOWN_ROWS, SHOWN_TOKENS = 5, 200
-"""What the evidence holds of wrong rows: so many, and so many tokens around the first difference."""
 
 SHARED = ("tokenizers",)
 
@@ -156,10 +154,8 @@ def _fail(
 def _show(one: Wrong, dataset: Dataset) -> Mapping[str, object]:
     """One wrong document for a page: its tokens and the sample's, as text, around the first difference."""
     sample = one.found.sample if one.found.sample is not None else one.found.nearest
-    start = max(one.deviation.token - SHOWN_TOKENS // 2, 0)
-    window = slice(start, start + SHOWN_TOKENS)
-    decode = dataset.tokenizer.tokenizer.decode
-    expected = dataset.cut(sample)[window] if sample is not None else ()
+    start, seen = cut_window(one.deviation.token, one.found.ids, dataset)
+    expected = () if sample is None else dataset.cut(sample)
     return {
         "place": one.found.place,
         "sample": None if sample is None else dataset.place(sample),
@@ -167,8 +163,8 @@ def _show(one: Wrong, dataset: Dataset) -> Mapping[str, object]:
         "detail": one.deviation.detail,
         "first_difference": one.deviation.token,
         "from": start,
-        "seen": [decode([token], skip_special_tokens=False) for token in one.found.ids[window]],
-        "expected": [decode([token], skip_special_tokens=False) for token in expected],
+        "seen": seen,
+        "expected": cut_window(one.deviation.token, expected, dataset)[1],
     }
 
 

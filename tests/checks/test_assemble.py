@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from checks import assemble as assembling
-from checks.assemble import assemble, captured_state
+from checks.assemble import assemble
 from checks.captures.capture import Capture
 from checks.diagnosis.repetition import same_gradients
 from checks.material import Material, RunOutcome
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.balance import load_balancing_loss
 from checks.references.budget import OverBudget, check_memory, count_parameters, reference_memory
+from checks.references.captured_state import captured_state
 from checks.references.corpus import render_corpus
 from checks.references.reference import NoReference, refuse_dropout
 from checks.references.step import ForwardBatch, count_targets, lay_out, positions

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from checks.faults import fault
-from checks.lifecycle import data_mask
+from checks.lifecycle import data_mask, shown_tokens
 from checks.references.conversation import Part, find_pieces
 from checks.references.dataset import Dataset, read_dataset
 from checks.references.mask import Kind
@@ -202,8 +202,8 @@ def test_evidence_is_bounded_whatever_is_wrong(tmp_path: Path) -> None:
     rows = [as_messages([("user", f"{n} " + "word after " * 70), ("assistant", "No. " * 70)]) for n in range(7)]
     verdict = judge(write_data(tmp_path, rows), tmp_path, lambda one: {**one, "labels": one["input_ids"]}, seq_len=400)
     shown = verdict.evidence["rows"]
-    assert len(shown) == data_mask.SHOWN_ROWS == 5
-    assert max(len(row["tokens"]) for row in shown) == data_mask.SHOWN_TOKENS == 200
+    assert len(shown) == shown_tokens.SHOWN_ROWS == 5
+    assert max(len(row["tokens"]) for row in shown) == shown_tokens.SHOWN_TOKENS == 200
 
 
 def test_packed_documents_are_judged_one_by_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from checks.faults import fault
-from checks.lifecycle import data_template
+from checks.lifecycle import data_template, shown_tokens
 from checks.material import Material
 from checks.references.dataset import read_dataset
 from checks.references.deviation import Kind
@@ -229,7 +229,7 @@ def test_evidence_is_bounded_whatever_is_wrong(tmp_path: Path) -> None:
     verdict = data_template.judge(make_material(spec, batch_up(wrong), tmp_path, captured=None))
     rows = verdict.evidence["rows"]
     assert verdict.measurements[0].value == 7.0
-    assert len(rows) == data_template.SHOWN_ROWS == 5
+    assert len(rows) == shown_tokens.SHOWN_ROWS == 5
     assert {(row["from"], len(row["seen"])) for row in rows} == {(50, 200)}
 
 

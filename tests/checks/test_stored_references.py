@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from checks.assemble import assemble, captured_state
+from checks.assemble import assemble
 from checks.captures.capture import Capture
 from checks.material import Material
+from checks.references.captured_state import captured_state
 from checks.references.reference import Reference, compute_reference
 from checks.references.stored import ReferenceStore, read_reference, reference_key, write_reference
 from checks.registry import CHECKS

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from checks.assemble import assemble, locate
+from checks.assemble import assemble
 from checks.captures.capture import Capture, open_capture
 from checks.check import skipped
 from checks.errors import CaptureError
+from checks.locating import locate
 from checks.material import Material, RunOutcome
 from checks.references.budget import count_parameters
 from checks.references.stored import ReferenceStore
