@@ -13,13 +13,14 @@ export TRANSFORMERS_OFFLINE := 1
 export HF_DATASETS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test test-gpu lint clean
+.PHONY: help setup demo test test-gpu test-frameworks lint clean
 
 help:
 	@echo "make setup  the environment in $(VENV), with the versions of constraints.txt"
 	@echo "make demo   the dashboard with two validations of tiny:qwen3, until ctrl-C; SERVE=0 ends, PORT=8000, DATA=.demo"
 	@echo "make test   the test suite, in parallel"
 	@echo "make test-gpu  what only a GPU can show, in five minutes; needs torch, transformers and pytest, GPU_PYTHON=python3"
+	@echo "make test-frameworks  ms-swift, AutoModel and Megatron live, in environments that PLUMBLINE_ENV_* name"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 	@echo "make clean  removes $(VENV) and $(DATA)"
 
@@ -68,6 +69,11 @@ test-gpu:
 	  exit 0; \
 	fi; \
 	$(GPU_PYTHON) -m pytest -c tests/gpu/bare.ini --rootdir . --confcutdir tests/gpu -m gpu tests/gpu
+
+# The frameworks of environments of their own, live: each test's reason says which variable names its environment.
+test-frameworks: setup
+	@date -u +"%Y-%m-%d %H:%M UTC"
+	$(BIN)/pytest -n 0 -v -rs tests/frameworks/test_*_live.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import nn
 
+from checks.answering import add_answers
 from checks.captures.capture import Capture
 from checks.diagnosis.repetition import began_alike
 from checks.errors import BadRequest
@@ -17,12 +18,11 @@ from checks.material import Material, RunOutcome
 from checks.models.checkpoint import read_config
 from checks.probes.answers import read_answers
 from checks.references.batch import MicroBatch, UnreadableBatch, read_step
-from checks.references.budget import OverBudget, check_memory
+from checks.references.budget import OverBudget
 from checks.references.captured_state import captured_state
 from checks.references.dataset import Dataset, read_dataset
 from checks.references.definition import compare_definition
 from checks.references.float32_names import read_float32_names
-from checks.references.initial import CannotCompare, InitialAnswers, compute_initial_answers
 from checks.references.model import (
     PARAMETER_DTYPES,
     ModelSource,
@@ -32,9 +32,7 @@ from checks.references.model import (
 from checks.references.optimizer import decays
 from checks.references.reference import NoReference, Reference, compute_reference
 from checks.references.router_biases import read_router_biases
-from checks.references.routing import read_choices
 from checks.references.scalars import build_empty, expected_scalars
-from checks.references.selection import read_selections
 from checks.roles import Role
 from checks.spec import RunSpec
 from checks.whole_runs import add_whole_runs
@@ -99,8 +97,8 @@ def assemble(
     material = replace(material, batches=batches, no_reference=unreadable)
     if references:
         material = _add_references(material, capture, refer)
-    if references and spec.objective == "dpo":
-        material = _add_answers(material, capture)
+    if references and spec.objective not in ("sft", "orpo"):
+        material = add_answers(material, capture)
     if Role.PROBED in outcomes:
         material = _add_probes(material)
     if Role.TRACED in outcomes:
@@ -155,7 +153,7 @@ def _add_references(material: Material, capture: Capture, refer: Refer) -> Mater
             notes.append("adapter weights come from the capture: no checkpoint holds them")
         if step > 1:
             notes.append("this step starts from captured weights")
-        if material.spec.objective == "dpo":
+        if material.spec.objective in ("dpo", "kto"):
             notes.append("the answers are compared with what the checkpoint's own weights say of them")
         if material.float32_names:
             kept = ", ".join(sorted(material.float32_names)[:3])
@@ -168,27 +166,6 @@ def _add_references(material: Material, capture: Capture, refer: Refer) -> Mater
         except (NoReference, OverBudget, BadRequest) as error:
             reasons[step] = str(error)
     return replace(material, references=references, no_reference=reasons)
-
-
-def _add_answers(material: Material, capture: Capture) -> Material:
-    """What the checkpoint says of every captured step's answers, whatever has become of its weights since."""
-    source = choose_source(material.spec.model)
-    answers: dict[int, InitialAnswers] = {}
-    reasons = {step: why for step, why in material.no_reference.items() if step not in material.batches}
-    for step, micro_batches in material.batches.items():
-        try:
-            check_memory(source.checkpoint)
-            answers[step] = compute_initial_answers(
-                material.spec,
-                source,
-                micro_batches,
-                choices=read_choices(capture, step, micro_batches),
-                keys=read_selections(capture, step, micro_batches),
-                step=step,
-            )
-        except (CannotCompare, OverBudget, BadRequest) as error:
-            reasons[step] = str(error)
-    return replace(material, answers=answers, no_answers=reasons)
 
 
 def _add_definition(material: Material, capture: Capture) -> Material:

@@ -14,6 +14,8 @@ from checks.references.dataset import Dataset
 from checks.references.definition import Definition
 from checks.references.evaluation import Evaluation
 from checks.references.initial import InitialAnswers
+from checks.references.initial_tokens import TokenAnswers
+from checks.references.mismatched import ReferencePoints
 from checks.references.optimizer import learning_rate
 from checks.references.reference import Reference
 from checks.references.trajectory import Trajectory
@@ -58,6 +60,10 @@ class Material:
     answers: Mapping[int, InitialAnswers] = field(default_factory=dict)
     """captured step → what the checkpoint's own weights say of its answers; `no_answers` says why there is none"""
     no_answers: Mapping[int, str] = field(default_factory=dict)
+    token_answers: Mapping[int, TokenAnswers] = field(default_factory=dict)
+    """captured step → what the checkpoint's own weights say of each token that counts; reasons in `no_answers`"""
+    reference_points: Mapping[int, ReferencePoints] = field(default_factory=dict)
+    """captured step → what kto holds gains against, of each micro-batch; reasons in `no_answers`"""
     expected_scalars: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     expected_adapters: tuple[str, ...] = ()
     asked_config: Mapping[str, object] = field(default_factory=dict)

@@ -50,7 +50,9 @@ def spec_of(role: Role, spec: RunSpec) -> RunSpec:
     if role is Role.RESHARDED:
         return replace(spec, resume_after=spec.steps - 1, resharded=True)
     if role is Role.PROBED:
-        return replace(spec, steps=1, accumulation=1, probed=True)
+        # A batch of completions holds whole groups, which fewer rows may not.
+        split = spec.accumulation if spec.objective == "grpo" else 1
+        return replace(spec, steps=1, accumulation=split, probed=True)
     if role is Role.OVERFIT:
         one = replace(spec, first_rows=spec.batch, steps=OVERFIT_STEPS, accumulation=1)
         return replace(one, schedule="constant", warmup_steps=0)
@@ -62,7 +64,8 @@ def spec_of(role: Role, spec: RunSpec) -> RunSpec:
         return spec
     if role is Role.SINGLE:
         micro_batches = spec.accumulation * spec.dp_size
-        return replace(spec, dp_size=1, tp_size=1, ep_size=1, sharding="none", accumulation=micro_batches)
+        one = replace(spec, dp_size=1, tp_size=1, ep_size=1, pp_size=1, cp_size=1, sharding="none")
+        return replace(one, accumulation=micro_batches)
     if spec.accumulation > 1:
         return replace(spec, batch=spec.batch * spec.accumulation, accumulation=1, steps=1)
     parts = next((n for n in range(2, isqrt(spec.batch) + 1) if spec.batch % n == 0), spec.batch)

@@ -11,7 +11,11 @@ Attention = Literal["eager", "sdpa"]
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["constant", "linear", "cosine"]
 Sharding = Literal["none", "ddp", "fsdp2"]
-Objective = Literal["sft", "dpo"]
+Objective = Literal["sft", "dpo", "orpo", "kto", "grpo"]
+GrpoLoss = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo"]
+
+PREFERENCE_OBJECTIVES: tuple[Objective, ...] = ("dpo", "orpo", "kto")
+"""Those whose data are preferences: pairs of an answer and a worse one, which kto takes apart."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,8 @@ class RunSpec:
     """What a framework is asked to do. Every field but the first three can be given as `--set name=value`.
 
     One optimizer step trains on `dp_size × batch × accumulation` rows of at most `seq_len` tokens, or on as many pairs
-    of preferred and rejected rows. The objective is the mean over the counted tokens of the whole step; with dpo, the
-    mean over its pairs of −log σ(beta · margin). Weight decay applies to weight matrices and embeddings, not to norms
+    of preferred and rejected rows. The objective is the mean over the counted tokens of the whole step; the others are
+    stated in checks.references.objectives. Weight decay applies to weight matrices and embeddings, not to norms
     or biases.
     """
 
@@ -29,9 +33,22 @@ class RunSpec:
     """directory with a checkpoint (config.json, *.safetensors, tokenizer)"""
     data: Path
     objective: Objective = "sft"
-    """sft: the next token; dpo: preferred answers over rejected ones (arXiv:2305.18290, equation 7)"""
+    """sft: the next token; dpo: preferred answers over rejected ones (arXiv:2305.18290, equation 7); orpo: the same
+    without a reference model (arXiv:2403.07691); kto: answers that are desirable or not (arXiv:2402.01306); grpo: the
+    model's own answers, by their rewards (arXiv:2402.03300)"""
     beta: float = 0.1
-    """of dpo: how strongly the policy is held to the checkpoint's own log-probabilities"""
+    """of dpo, kto and grpo: how strongly the policy is held to the checkpoint's own log-probabilities; of orpo: the
+    weight of the odds ratio"""
+    grpo_loss: GrpoLoss = "grpo"
+    """of grpo: the variant, as checks.references.objectives.group_relative states it"""
+    num_generations: int = 2
+    """of grpo: completions of one prompt, whose rewards are held against each other"""
+    num_iterations: int = 1
+    """of grpo: steps that train on the same completions; from the second on the policy is not the one that sampled"""
+    max_completion_length: int = 16
+    """of grpo: tokens that are generated at most"""
+    temperature: float = 1.0
+    """of grpo: what logits are divided by, where completions are sampled and where they are trained on"""
     steps: int = 3
     """optimizer steps to run; steps 1 and `steps` are captured"""
     batch: int = 2
@@ -42,6 +59,8 @@ class RunSpec:
     parameters under fp16 autocast, with loss scaling"""
     attention: Attention = "sdpa"
     packing: bool = False
+    padding_free: bool = False
+    """the rows of a batch one after the other in one row, without padding"""
     assistant_only: bool = False
     lora: bool = False
     lora_r: int = 4
@@ -64,6 +83,10 @@ class RunSpec:
     """processes that share every weight matrix"""
     ep_size: int = 1
     """processes that share the experts"""
+    pp_size: int = 1
+    """processes that each hold some of the layers"""
+    cp_size: int = 1
+    """processes that share the tokens of every row"""
     sharding: Sharding = "none"
     """what data-parallel processes hold: ddp, all of the model; fsdp2, a part of each parameter"""
     seed: int = 0
@@ -81,5 +104,10 @@ class RunSpec:
     """slug of a fault of checks.faults to inject, for showing that a check sees it"""
 
     @property
+    def packs(self) -> bool:
+        """Whether one row holds several documents."""
+        return self.packing or self.padding_free
+
+    @property
     def processes(self) -> int:
-        return self.dp_size * self.tp_size * self.ep_size
+        return self.dp_size * self.tp_size * self.ep_size * self.pp_size * self.cp_size

@@ -13,14 +13,20 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from checks.errors import BadRequest, CaptureError
 from workers import commands
 from workers.client import ServerError
 from workers.environments.command import add_env
+from workers.launchers.queue import SlurmError
+from workers.matrix.command import add_matrix
+from workers.push.command import add_push
 from workers.remote import Interrupted
 from workers.request import BAD_REQUEST, DEFAULT_TIME_LIMIT_S
+
+if TYPE_CHECKING:
+    from workers.launchers.base import Launcher
 
 BROKEN = 2
 """exit code where Plumbline itself broke, the one of an error verdict"""
@@ -65,7 +71,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Sub
         return INTERRUPTED
     except Interrupted:
         return INTERRUPTED  # on a server: what became of the validation has been said
-    except ServerError as error:
+    except (ServerError, SlurmError) as error:
         print(f"plumbline: {error}.", file=sys.stderr)
         return BROKEN
     except BrokenPipeError:
@@ -94,6 +100,8 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
     _add_audit(subparsers.add_parser("audit", help="compare installed or pinned releases with known problems"))
     _add_shrink(subparsers.add_parser("shrink", help="make a small model of a config, keeping what can go wrong"))
     add_env(subparsers)
+    add_matrix(subparsers)
+    add_push(subparsers)
     faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
     faults.set_defaults(run=lambda options: commands.list_faults())
     for add in more:
@@ -112,7 +120,7 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
         help="names or levels, comma separated, or all; see `plumbline checks`",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
-    add("--objective", metavar="O", help="what is trained: sft, dpo; the same as --set objective=O")
+    add("--objective", metavar="O", help="what is trained: sft, dpo, orpo, kto, grpo; the same as --set objective=O")
     add("--local", action="store_true", help="run on this machine, without a server")
     add(
         "--env",
@@ -121,6 +129,15 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="environment of the framework, with --local; several are compared; see `plumbline env`",
     )
+    add("--launcher", choices=("slurm",), help="start the framework's runs as jobs of a cluster; needs --out")
+    add(
+        "--sbatch-option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="for sbatch, as --sbatch-option=--partition=gpu; repeatable",
+    )
+    add("--gpus-per-node", type=int, default=0, metavar="N", help="of the cluster; a process takes one (default: none)")
     add("--json", type=Path, metavar="FILE", help="write the complete result")
     add("--junit", type=Path, metavar="FILE", help="write JUnit XML")
     add("--inject", metavar="FAULT", help="run with a fault, to show that a check sees it; see `plumbline faults`")
@@ -139,7 +156,7 @@ def _validate(options: argparse.Namespace) -> int:
         data=options.data,
         checks=options.checks,
         settings=[*options.settings, *([] if options.objective is None else [f"objective={options.objective}"])],
-        local=options.local,
+        local=options.local or options.launcher is not None,
         json_file=options.json,
         junit_file=options.junit,
         inject=options.inject,
@@ -148,7 +165,24 @@ def _validate(options: argparse.Namespace) -> int:
         time_limit_s=options.time_limit,
         memory_limit_bytes=None if limit is None else int(limit * BYTES_IN_GB),
         environments=options.env,
+        launcher=_read_launcher(options),
     )
+
+
+def _read_launcher(options: argparse.Namespace) -> Launcher | None:
+    if options.launcher is None:
+        for name in ("sbatch_option", "gpus_per_node"):
+            if getattr(options, name):
+                raise BadRequest(name.replace("_", "-"), "is for a cluster", "add --launcher slurm")
+        return None
+    if options.out is None:
+        found = "the nodes of a cluster see no temporary directory of this machine"
+        raise BadRequest("out", found, "name a directory that they share with it")
+    if options.gpus_per_node < 0:
+        raise BadRequest("gpus-per-node", f"{options.gpus_per_node} is no number of devices", "give 0 or more")
+    from workers.launchers.slurm import read_options
+
+    return read_options(options.sbatch_option, gpus_per_node=options.gpus_per_node)
 
 
 def _add_checks(parser: argparse.ArgumentParser) -> None:

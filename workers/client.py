@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,6 +24,7 @@ SERVER = "PLUMBLINE_URL"
 TOKEN = "PLUMBLINE_TOKEN"
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+COMPLETE_TIMEOUT = httpx.Timeout(900.0, connect=10.0)
 
 GIVE_UP_S = 300.0
 """How long a server may be gone: a restart with migrations takes less."""
@@ -96,9 +100,12 @@ class Client:
             raise BadRequest(SERVER, found, "install the version of Plumbline that the server has")
         return str(document["username"])
 
-    def submit(self, asked: Mapping[str, Any]) -> Progress:
-        """Queue a validation, once, however often the connection breaks. Raises BadRequest, ServerError."""
-        key = str(uuid.uuid4())
+    def submit(self, asked: Mapping[str, Any], *, key: str | None = None) -> Progress:
+        """Queue a validation, once, however often the connection breaks. Raises BadRequest, ServerError.
+
+        `key`: by which an earlier call's validation is found instead of made again; none of an earlier one by default.
+        """
+        key = key or str(uuid.uuid4())
         return _read_progress(self._call("POST", "/validations", json=dict(asked), headers={"Idempotency-Key": key}))
 
     def look(self, number: str) -> Progress:
@@ -115,6 +122,35 @@ class Client:
     def result(self, number: str) -> dict[str, Any]:
         """The document of docs/json.md. Raises BadRequest, ServerError."""
         return self._get(f"/validations/{number}/result")
+
+    def scopes(self) -> tuple[str, ...] | None:
+        """What the token may do; None where the server does not say. Raises BadRequest, ServerError."""
+        found = self._get("/me").get("scopes")
+        return tuple(map(str, found)) if isinstance(found, list) else None
+
+    def announce(self, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Take up one's own upload of these files, or begin one. Raises BadRequest, Refused, ServerError."""
+        return self._call("POST", "/captures/uploads", json={"files": list(files), "resume": True})
+
+    def send_chunk(self, upload: str, number: int, content: bytes, *, offset: int) -> dict[str, Any]:
+        """Send bytes of a file from `offset` on, with their SHA-256. Raises BadRequest, Refused, ServerError.
+
+        A repeated one, after an answer that was lost, is refused with the offset that is right by then.
+        """
+        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        headers = {"Content-Type": "application/octet-stream", "Content-Digest": f"sha-256=:{digest}:"}
+        path = f"/captures/uploads/{upload}/files/{number}"
+        return self._call("PUT", path, params={"offset": offset}, content=content, headers=headers)
+
+    def complete_upload(self, upload: str) -> int:
+        """Let an upload become a capture; its number. Raises BadRequest, Refused, ServerError."""
+        # hashing and reading gigabytes take longer than any other answer
+        return int(self._call("POST", f"/captures/uploads/{upload}/complete", timeout=COMPLETE_TIMEOUT)["id"])
+
+    def discard_upload(self, upload: str) -> None:
+        """One try; what is left is given up by the server after a day."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._http.delete(f"/captures/uploads/{upload}", timeout=10.0)
 
     def _get(self, path: str) -> dict[str, Any]:
         """Of a validation that was there a moment ago: a refusal now is no fault of the request."""
@@ -164,20 +200,25 @@ def _refuse(status: int, error: Mapping[str, Any]) -> NoReturn:
         raise BadRequest(TOKEN, message.rstrip("."), "set it to a valid token of your account on the server")
     if status >= 500:
         raise ServerError(message.rstrip("."))
+    code = str(error.get("code", ""))
     if fields:
-        raise RefusedFields({str(name): str(sentence) for name, sentence in fields.items()})
-    raise Refused(message)
+        raise RefusedFields({str(name): str(sentence) for name, sentence in fields.items()}, code=code)
+    raise Refused(message, code=code)
 
 
 class Refused(ValueError):
-    """The server refuses the request as a whole; `str()` is its sentence."""
+    """The server refuses the request as a whole; `str()` is its sentence, `code` its word for programs."""
+
+    def __init__(self, sentence: str, *, code: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 class RefusedFields(Refused):
     """The server refuses fields of the request; one sentence a field."""
 
-    def __init__(self, fields: Mapping[str, str]) -> None:
-        super().__init__("\n".join(f"{name}: {sentence}" for name, sentence in fields.items()))
+    def __init__(self, fields: Mapping[str, str], *, code: str = "") -> None:
+        super().__init__("\n".join(f"{name}: {sentence}" for name, sentence in fields.items()), code=code)
         self.fields = dict(fields)
 
 

@@ -33,6 +33,7 @@ from workers.settings import parse_settings
 
 if TYPE_CHECKING:
     from checks.captures.compare import CaptureComparison, TensorComparison
+    from workers.launchers.base import Launcher
 
 ROWS_SHOWN = 20
 """Tensors that `plumbline compare` prints; `--json` has them all."""
@@ -54,10 +55,12 @@ def run_validation(
     time_limit_s: float,
     memory_limit_bytes: int | None,
     environments: Sequence[str] = (),
+    launcher: Launcher | None = None,
 ) -> int:
     """Check the request, validate here or on the server, print the table, write the files; the verdicts' exit code.
 
-    `environments`: names of those that the frameworks run in, one after another; this Python for none.
+    `environments`: names of those that the frameworks run in, one after another; this Python for none. `launcher`:
+    starts the runs, where that is not this machine.
     """
     for field, file in (("json", json_file), ("junit", junit_file)):
         if file is not None:
@@ -77,9 +80,9 @@ def run_validation(
     if environments:
         if not local:
             raise BadRequest("env", "environments are of one machine", "add --local")
-        return _validate_in(environments, request, json_file=json_file, junit_file=junit_file)
+        return _validate_in(environments, request, launcher=launcher, json_file=json_file, junit_file=junit_file)
     if local:
-        result = _validate_here(request)
+        result = validate_here(request, launcher=launcher)
         text = render_json(result)
     else:
         if out is not None:
@@ -97,7 +100,12 @@ def run_validation(
 
 
 def _validate_in(
-    names: Sequence[str], request: ValidationRequest, *, json_file: Path | None, junit_file: Path | None
+    names: Sequence[str],
+    request: ValidationRequest,
+    *,
+    launcher: Launcher | None,
+    json_file: Path | None,
+    junit_file: Path | None,
 ) -> int:
     from workers.environments.store import Store
     from workers.environments.using import print_side_by_side, running_in
@@ -111,7 +119,7 @@ def _validate_in(
     for name in names:
         out = request.out / name if request.out is not None and len(names) > 1 else request.out
         with running_in(name, store=store):
-            results[name] = result = _validate_here(replace(request, out=out))
+            results[name] = result = validate_here(replace(request, out=out), launcher=launcher)
         console.print(Text(name, style="bold"))
         print_result(result, console=console)
     if len(results) > 1:
@@ -125,7 +133,8 @@ def _validate_in(
     return exit_code([verdict for result in results.values() for verdict in result.verdicts])
 
 
-def _validate_here(request: ValidationRequest) -> ValidationResult:
+def validate_here(request: ValidationRequest, *, launcher: Launcher | None) -> ValidationResult:
+    """Validate on this machine, with a progress line."""
     with ProgressLine(make_console(stderr=True)) as line:
         with importing():  # inside the line, because the imports take seconds
             from transformers.utils.logging import disable_progress_bar
@@ -133,7 +142,7 @@ def _validate_here(request: ValidationRequest) -> ValidationResult:
             from workers.validate import validate
 
         disable_progress_bar()  # one progress line is enough
-        return validate(request, on_progress=line.show, cancelled=lambda: False)
+        return validate(request, on_progress=line.show, cancelled=lambda: False, launcher=launcher)
 
 
 def list_checks() -> int:

@@ -15,11 +15,15 @@ from pathlib import Path
 from checks.captures.capture import Capture, open_capture
 from checks.captures.log import keep_log
 from checks.errors import BadRequest, CaptureError
-from checks.faults import fault
 from checks.material import RunOutcome
 from checks.roles import Role
 from checks.spec import RunSpec
+from workers.devices.lending import count_devices, show_devices
+from workers.devices.listing import list_devices
+from workers.devices.local import LocalPool, NotGranted
 from workers.frameworks import Adapter
+from workers.frameworks.shims import list_preload
+from workers.launchers.base import Launcher
 from workers.planner import Plan, PlannedRun
 from workers.request import PhaseTime, Progress, ValidationRequest
 from workers.runner import FrameworkRun, run_framework
@@ -47,6 +51,8 @@ class Session:
     workspace: Path
     on_progress: Callable[[Progress], None]
     asked_to_stop: Callable[[], bool]
+    launcher: Launcher | None = None
+    """starts the runs elsewhere than on this machine"""
     started: float = field(default_factory=time.monotonic)
     phases: list[PhaseTime] = field(default_factory=list)
     runs: list[FrameworkRun] = field(default_factory=list)
@@ -112,7 +118,7 @@ def run_recorded(
 ) -> RunOutcome:
     scratch = session.workspace / "scratch" / label
     launch = chosen.prepare(spec, scratch)
-    preload = (fault(spec.fault).file,) if spec.fault else ()
+    preload = list_preload(spec.fault)
 
     last_line = ""
 
@@ -122,25 +128,43 @@ def run_recorded(
             last_line = line.strip()[-LAST_OUTPUT_CHARACTERS:]
             session.tell(label, last_line, None)
 
-    run = run_framework(
-        launch,
-        out=session.workspace / "captures" / label,
-        scratch=scratch,
-        log=session.workspace / "logs" / f"{label}.log",
-        steps=steps,
-        full=full and not memory,  # what is kept whole would be counted
-        modules=modules,
-        memory=memory,
-        preload=preload,
-        time_limit_s=session.request.time_limit_s,
-        memory_limit_bytes=session.request.memory_limit_bytes,
-        on_line=on_line,
-        cancelled=session.cancelled,
-    )
+    try:
+        with _lend_devices(session, spec, on_wait=on_line) as devices:
+            run = run_framework(
+                show_devices(launch, devices) if devices else launch,
+                out=session.workspace / "captures" / label,
+                scratch=scratch,
+                log=session.workspace / "logs" / f"{label}.log",
+                steps=steps,
+                full=full and not memory,  # what is kept whole would be counted
+                modules=modules,
+                memory=memory,
+                preload=preload,
+                time_limit_s=session.request.time_limit_s,
+                memory_limit_bytes=session.request.memory_limit_bytes,
+                on_line=on_line,
+                cancelled=session.cancelled,
+                launcher=session.launcher,
+                processes=count_devices(spec),
+            )
+    except NotGranted as error:
+        return RunOutcome("cancelled", None, 0.0, None, None, str(error))
     session.runs.append(run)
     if run.capture is not None:
         keep_log(run.capture, chosen.read_log(launch.output, run.log))
     return _read_outcome(run, last_line)
+
+
+@contextmanager
+def _lend_devices(session: Session, spec: RunSpec, *, on_wait: Callable[[str], None]) -> Iterator[tuple[str, ...]]:
+    """Devices of this machine for one run alone; none where it has none, or the run is elsewhere."""
+    devices = list_devices() if session.launcher is None else ()
+    if not devices:
+        yield ()
+        return
+    pool = LocalPool(devices)
+    with pool.hold(count_devices(spec), cancelled=session.cancelled, on_wait=on_wait) as held:
+        yield held
 
 
 def _read_outcome(run: FrameworkRun, last_line: str) -> RunOutcome:

@@ -11,6 +11,7 @@ from checks.architecture.step_loss import forward_differs
 from checks.check import Check
 from checks.material import Material
 from checks.verdict import Status, Verdict
+from workers.frameworks.shims import name_stand_ins
 from workers.tracing import ALL_MODULES, choose_modules
 
 LOCATED_BY = frozenset({"step.precision", "step.loss", "step.gradients", "data.packing"})
@@ -41,7 +42,8 @@ def _judge(check: Check, material: Material) -> Verdict:
     except Exception as error:  # an error verdict keeps the other checks' answers
         sentence = f"Plumbline's judge broke ({type(error).__name__}: {error}); report this with the JSON output"
         verdict = Verdict(check.name, Status.ERROR, sentence)
-    return replace(verdict, elapsed_s=time.monotonic() - begin)
+    stand_ins = () if material.capture is None else material.capture.stand_ins
+    return replace(name_stand_ins(verdict, stand_ins), elapsed_s=time.monotonic() - begin)
 
 
 def next_pass(judged: Mapping[str, Verdict], material: Material, *, done: Sequence[str]) -> TracePass | None:

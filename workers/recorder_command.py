@@ -30,6 +30,10 @@ def build_command(
         command += ["--memory"]
     if launch.full_parameters:
         command += ["--full-parameters", launch.full_parameters]
+    if launch.names is not None:
+        command += ["--names", str(launch.names)]
+    for file in launch.hooks:
+        command += ["--hooks", str(file)]
     for file in preload:
         command += ["--preload", str(file)]
     if launch.probes is not None:

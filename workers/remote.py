@@ -37,22 +37,32 @@ def validate_remotely(request: ValidationRequest) -> tuple[ValidationResult, dic
         ServerError: the server broke, stayed away, or the validation ended without verdicts.
         Interrupted: ctrl-C; the validation has been cancelled.
     """
-    with Client(*_read_environment(), say=_say) as client:
+    with Client(*_read_environment(), say=say) as client:
         client.greet()
         begun = _submit(client, request)
-        _say(f"{begun.number} at {client.address}/validations/{begun.number}/")
-        try:
-            with ProgressLine(make_console(stderr=True)) as line:
-                ended = _follow(client, begun, line)
-        except KeyboardInterrupt:
-            _cancel(client, begun.number)
-            raise Interrupted from None
-        except SystemExit:  # SIGTERM, as from a CI server that stops its job
-            _cancel(client, begun.number)
-            raise
-        if ended.state != "done":
-            raise ServerError(f"{ended.number} {ended.state}: {ended.error or 'it has no verdicts'}")
-        document = client.result(ended.number)
+        say(f"{begun.number} at {client.address}/validations/{begun.number}/")
+        return follow_to_end(client, begun)
+
+
+def follow_to_end(client: Client, begun: Progress) -> tuple[ValidationResult, dict[str, Any]]:
+    """Follow a validation; its result, and its document as the server gave it.
+
+    Raises:
+        ServerError: the server broke, stayed away, or the validation ended without verdicts.
+        Interrupted: ctrl-C; the validation has been cancelled.
+    """
+    try:
+        with ProgressLine(make_console(stderr=True)) as line:
+            ended = _follow(client, begun, line)
+    except KeyboardInterrupt:
+        _cancel(client, begun.number)
+        raise Interrupted from None
+    except SystemExit:  # SIGTERM, as from a CI server that stops its job
+        _cancel(client, begun.number)
+        raise
+    if ended.state != "done":
+        raise ServerError(f"{ended.number} {ended.state}: {ended.error or 'it has no verdicts'}")
+    document = client.result(ended.number)
     try:
         return read_result(document), document
     except UnknownDocument as error:
@@ -60,13 +70,19 @@ def validate_remotely(request: ValidationRequest) -> tuple[ValidationResult, dic
 
 
 def _read_environment() -> tuple[str, str]:
-    address, token = os.environ.get(SERVER, ""), os.environ.get(TOKEN, "")
-    if not address:
+    if not os.environ.get(SERVER, ""):
         found = f"no server is configured ({SERVER} is not set)"
         raise BadRequest("local", found, "add --local to run on this machine")
+    return read_server(without_token="make a token under Account there and set it, or add --local")
+
+
+def read_server(*, without_token: str = "make a token under Account there and set it") -> tuple[str, str]:
+    """Address and token of the server that the environment names; raises BadRequest, with this remedy for no token."""
+    address, token = os.environ.get(SERVER, ""), os.environ.get(TOKEN, "")
+    if not address:
+        raise BadRequest(SERVER, "is not set", "set it to the server's address, such as https://plumbline.example.org")
     if not token:
-        found = f"{address} was given without a token ({TOKEN} is not set)"
-        raise BadRequest(SERVER, found, "make a token under Account there and set it, or add --local")
+        raise BadRequest(SERVER, f"{address} was given without a token ({TOKEN} is not set)", without_token)
     if not token.isascii() or not token.isprintable():
         raise BadRequest(TOKEN, "holds characters that no token has", "copy the token again")
     return address, token
@@ -77,8 +93,8 @@ def _describe(request: ValidationRequest) -> dict[str, Any]:
     limit = request.memory_limit_bytes
     return {
         "framework": request.framework,
-        "model": _name_model(request.model),
-        "data": request.data if _is_sample(request.data) else str(Path(request.data).absolute()),
+        "model": name_model(request.model),
+        "data": name_data(request.data),
         "checks": None if request.checks is None else list(request.checks),
         "settings": to_plain(request.settings),
         "inject": request.inject,
@@ -88,20 +104,26 @@ def _describe(request: ValidationRequest) -> dict[str, Any]:
     }
 
 
-def _name_model(text: str) -> str:
+def name_model(text: str) -> str:
+    """A model as the server finds it."""
     if text.startswith(PREFIX):
         return text
     shrunk = SHRUNK if text.startswith(SHRUNK) else ""
     return f"{shrunk}{Path(text.removeprefix(shrunk)).absolute()}"
 
 
+def name_data(text: str) -> str:
+    """Data as the server finds them."""
+    return text if _is_sample(text) else str(Path(text).absolute())
+
+
 def _submit(client: Client, request: ValidationRequest) -> Progress:
     try:
         return client.submit(_describe(request))
     except Refused as refused:
-        raise _as_bad_request(refused) from None
+        raise as_bad_request(refused) from None
     except KeyboardInterrupt:
-        _say(f"left before {client.address} answered; whether it was queued stands at {client.address}/validations/")
+        say(f"left before {client.address} answered; whether it was queued stands at {client.address}/validations/")
         raise Interrupted from None
 
 
@@ -126,18 +148,18 @@ def _show(progress: Progress) -> Shown:
 
 def _cancel(client: Client, number: str) -> None:
     """Cancel on the server and say so; a second ctrl-C leaves at once, and the validation goes on."""
-    _say(f"cancelling {number} on the server; ctrl-C again leaves at once")
+    say(f"cancelling {number} on the server; ctrl-C again leaves at once")
     try:
         ended = client.cancel(number)
     except KeyboardInterrupt:
-        _say(f"left; {number} may still run at {client.address}")
+        say(f"left; {number} may still run at {client.address}")
     except (BadRequest, Refused, ServerError) as error:
-        _say(f"{number} could not be cancelled: {error}; it may still run at {client.address}")
+        say(f"{number} could not be cancelled: {error}; it may still run at {client.address}")
     else:
-        _say(f"{number} is {ended.state}")
+        say(f"{number} is {ended.state}")
 
 
-def _as_bad_request(refused: Refused) -> BadRequest:
+def as_bad_request(refused: Refused) -> BadRequest:
     """The server's sentences, under the names that the command's options have."""
     fields: Mapping[str, str] = getattr(refused, "fields", {})
     if not fields:
@@ -148,5 +170,6 @@ def _as_bad_request(refused: Refused) -> BadRequest:
     return BadRequest(first.removeprefix("settings."), found or remedy, (remedy if found else "change it") + others)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell the person, on stderr."""
     print(f"plumbline: {clean_text(text)}", file=sys.stderr, flush=True)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from checks.errors import BadRequest
 from workers.frameworks.base import Launch
 from workers.last_error import read_last_error
 from workers.recorder_command import build_command
-from workers.sandbox import GRACE_S, Sandbox, scrub_environment
+from workers.sandbox import GRACE_S, Sandbox, name_shortly, scrub_environment
+
+if TYPE_CHECKING:
+    from workers.launchers.base import Launcher
 
 Ending = Literal["completed", "failed", "timed_out", "out_of_memory", "cancelled"]
 
@@ -67,30 +72,40 @@ def run_framework(
     cancelled: Callable[[], bool],
     tag: str | None = None,
     on_start: Callable[[int], None] = lambda process_group: None,
+    launcher: Launcher | None = None,
+    processes: int = 1,
 ) -> FrameworkRun:
     """Run a framework to its end or to a limit; no process of it outlives this call, whatever is raised meanwhile.
 
     out: directory that the recorder makes; log: file for stdout and stderr together; on_line: called with each line;
     tag: by which its processes can be found after this one's death; on_start: called with their process group.
+    launcher: starts it elsewhere, with so many processes.
     Raises BadRequest when `out` exists or a preload file is missing.
     """
     _check_paths(out=out, preload=preload)
     scratch.mkdir(parents=True, exist_ok=True)
+    if launcher is not None:
+        launch = launcher.rewrite(launch, processes=processes)
     command = build_command(
         launch, out=out.resolve(), steps=steps, full=full, modules=modules, memory=memory, preload=preload
     )
-    end = supervise(
-        command,
-        cwd=scratch,
-        environment=scrub_environment(scratch=scratch.resolve(), extra=launch.environment),
-        log=log,
-        time_limit_s=time_limit_s,
-        memory_limit_bytes=memory_limit_bytes,
-        on_line=on_line,
-        cancelled=cancelled,
-        tag=tag,
-        on_start=on_start,
-    )
+    run: Callable[..., ProcessEnd] = partial(supervise, tag=tag, on_start=on_start)
+    if launcher is not None:
+        run = partial(launcher.supervise, processes=processes)
+    # Another machine would not see another name.
+    named = name_shortly(scratch.resolve()) if launcher is None else contextlib.nullcontext(scratch.resolve())
+    with named as temporary:
+        extra = {"TMPDIR": str(temporary), **launch.environment}
+        end = run(
+            command,
+            cwd=scratch,
+            environment=scrub_environment(scratch=scratch.resolve(), extra=extra),
+            log=log,
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=memory_limit_bytes,
+            on_line=on_line,
+            cancelled=cancelled,
+        )
     return FrameworkRun(
         exit_code=end.exit_code,
         signal=end.signal,
@@ -157,7 +172,7 @@ def supervise(
     return ProcessEnd(
         exit_code=exit_code,
         signal=number,
-        ending=_name_ending(watch.stopped, exit_code=exit_code, last_error=last_error),
+        ending=name_ending(watch.stopped, exit_code=exit_code, last_error=last_error),
         elapsed_s=elapsed_s,
         peak_memory_bytes=watch.peak_memory_bytes,
         last_error=last_error,
@@ -264,7 +279,8 @@ def _read_exit(returncode: int) -> tuple[int, int | None]:
     return returncode, None
 
 
-def _name_ending(stopped: Ending | None, *, exit_code: int, last_error: str | None) -> Ending:
+def name_ending(stopped: Ending | None, *, exit_code: int, last_error: str | None) -> Ending:
+    """How a run ended: as this side ended it, else as its exit code and its last error say."""
     if stopped is not None:
         return stopped
     if exit_code == 0:

@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,9 @@ GRACE_S = 8.0
 """Between TERM and KILL: the recorder gives the framework 5 s of it, then writes the manifest of the unfinished run."""
 
 STOP_POLL_S = 0.02
+
+ROOM_FOR_SOCKETS = 60
+"""bytes of a temporary directory's path; multiprocessing's sockets take some 40 more"""
 
 KILL_WAIT_S = 10.0
 """How long a killed process may take to be gone; only one in an uninterruptible read takes longer."""
@@ -47,6 +51,21 @@ def scrub_environment(*, scratch: Path, extra: Mapping[str, str]) -> dict[str, s
         "PYTHONUNBUFFERED": "1",
     }
     return environment | dict(extra)
+
+
+@contextlib.contextmanager
+def name_shortly(directory: Path) -> Iterator[Path]:
+    """Another name for a directory whose own leaves no room for the name of a socket in it.
+
+    Pools of processes listen on sockets in the temporary directory, and Linux takes 107 bytes of a socket's path.
+    """
+    if len(os.fsencode(directory)) <= ROOM_FOR_SOCKETS:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="plumbline-") as near:
+        link = Path(near) / "t"
+        link.symlink_to(directory)
+        yield link
 
 
 class Sandbox:

@@ -58,6 +58,10 @@ PROCESSES = Bounds(low=1, high=64)
 
 BOUNDS: Mapping[str, Bounds] = {
     "beta": POSITIVE,
+    "num_generations": Bounds(low=2, high=COUNT_LIMIT),  # a group of one has no advantage
+    "num_iterations": AT_LEAST_ONE,
+    "max_completion_length": AT_LEAST_ONE,
+    "temperature": POSITIVE,
     "steps": AT_LEAST_ONE,
     "batch": AT_LEAST_ONE,
     "accumulation": AT_LEAST_ONE,
@@ -75,6 +79,8 @@ BOUNDS: Mapping[str, Bounds] = {
     "dp_size": PROCESSES,
     "tp_size": PROCESSES,
     "ep_size": PROCESSES,
+    "pp_size": PROCESSES,
+    "cp_size": PROCESSES,
     "seed": Bounds(low=0, high=2**32 - 1),  # what numpy's generator takes
 }
 

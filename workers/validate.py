@@ -21,10 +21,13 @@ from checks.samples import resolve_data
 from checks.spec import RunSpec
 from checks.transfer.dump import resolve_dump
 from checks.verdict import Status, Verdict
+from workers.devices.lending import refuse_too_many
+from workers.devices.listing import list_devices
 from workers.endpoint import ask_endpoint
 from workers.execution import Session, execute_all, open_workspace, run_recorded
 from workers.frameworks import Adapter, adapter, default_settings
 from workers.judging import LOCATED_BY, TracePass, judge, next_pass
+from workers.launchers.base import Launcher
 from workers.planner import Plan, make_plan
 from workers.request import Progress, ValidationRequest, ValidationResult
 from workers.runner import FrameworkRun
@@ -35,21 +38,30 @@ SMALL_MODEL_PARAMETERS = 20_000_000
 
 
 def validate(
-    request: ValidationRequest, *, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+    request: ValidationRequest,
+    *,
+    on_progress: Callable[[Progress], None],
+    cancelled: Callable[[], bool],
+    launcher: Launcher | None = None,
 ) -> ValidationResult:
-    """Run one validation in this process, its framework runs as subprocesses.
+    """Run one validation in this process, its framework runs as subprocesses, or where `launcher` starts them.
 
     Raises:
         BadRequest: before anything has run, for a request that cannot be met.
     """
     spec, checks, chosen = build_spec(request)
     plan = make_plan(spec, checks)
+    if launcher is None:
+        there = len(list_devices())
+        for planned in plan.runs:
+            refuse_too_many(planned.spec, there=there, where="this machine")
     small = count_parameters(spec.model) < SMALL_MODEL_PARAMETERS
     if small:
         torch.set_num_threads(1)
     with open_workspace(request) as workspace:
-        session = Session(request, workspace, on_progress, cancelled)
-        outcomes = execute_all(session, chosen, plan, at_once=len(plan.runs) if small else 1)
+        session = Session(request, workspace, on_progress, cancelled, launcher)
+        side_by_side = small or launcher is not None
+        outcomes = execute_all(session, chosen, plan, at_once=len(plan.runs) if side_by_side else 1)
         verdicts = tuple(_judge_all(session, chosen, plan, spec, outcomes))
         return ValidationResult(
             request=request,

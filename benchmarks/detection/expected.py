@@ -52,6 +52,7 @@ EXPECTED: Mapping[str, Expected] = {
     "rmsnorm-eps": Expected(r"norm.*eps"),
     "attention-scale": Expected(r"layers\.0\.self_attn"),
     "weight-scaled": Expected(r"layers\.0\.(mlp\.down_proj|self_attn\.o_proj)"),
+    "norm-misses-embedding": Expected("gradient norm"),
     "decay-on-norms": Expected(r"weight_decay of .*norm"),
     "clip-before-accumulation": Expected("clipping|accumulation", checks=("step.accumulation", "step.gradients")),
     "adapter-frozen": Expected(r"layers\.0\.self_attn\.q_proj\.lora_A"),
@@ -189,6 +190,21 @@ EXPECTED: Mapping[str, Expected] = {
     "preference-beta-doubled": Expected(
         "beta|loss denominator", frameworks=TRL, data=PAIRS, checks=("step.rl_loss", "step.gradients")
     ),
+    "advantages-not-centred": Expected("mean", frameworks=TRL, data=PAIRS),
+    "advantages-of-population": Expected("standard deviation", frameworks=TRL, data=PAIRS),
+    "advantages-over-batch": Expected("standard deviation", frameworks=TRL, data=PAIRS),
+    "advantages-astray": Expected("rows", frameworks=TRL, data=PAIRS),
+    "ratio-of-sequence": Expected("importance ratio", frameworks=TRL, data=PAIRS),
+    "mean-over-tokens": Expected("loss denominator", frameworks=TRL, data=PAIRS),
+    "penalty-reversed": Expected("KL penalty", frameworks=TRL, data=PAIRS),
+    "penalty-plain": Expected("KL penalty", frameworks=TRL, data=PAIRS),
+    "old-follows-policy": Expected("importance ratio", frameworks=TRL, data=PAIRS),
+    "temperature-forgotten": Expected("temperature", frameworks=TRL, data=PAIRS),
+    "reference-temperature-forgotten": Expected("temperature", frameworks=TRL, data=PAIRS),
+    "odds-of-sums": Expected("answer log-probabilities", frameworks=TRL, data=PAIRS),
+    "orpo-learns-padding": Expected("labels", frameworks=TRL, data=PAIRS),
+    "orpo-not-divided": Expected("loss denominator", frameworks=TRL, data=PAIRS),
+    "kto-labels-flipped": Expected("label", frameworks=TRL, data=PAIRS),
     "preference-not-divided": Expected(
         "loss denominator", frameworks=TRL, data=PAIRS, checks=("step.rl_loss", "step.gradients")
     ),

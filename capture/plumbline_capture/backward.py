@@ -11,8 +11,10 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 from plumbline_capture.calls import to_float
+from plumbline_capture.given import settle_given
 from plumbline_capture.loss import settle_losses
-from plumbline_capture.represent import keep_tensor, locate, norm_of
+from plumbline_capture.mapped import keep_named
+from plumbline_capture.represent import locate, norm_of
 from plumbline_capture.roots import Root
 from plumbline_capture.state import Recorder, inside_backward, is_compiling
 
@@ -26,7 +28,8 @@ def wrap_backward(recorder: Recorder) -> None:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         # inside a backward it is re-entrant checkpointing that calls, with gradients of hidden states
-        if is_compiling() or inside_backward():
+        # of a model that its framework's hooks stated, they say what was back-propagated
+        if is_compiling() or inside_backward() or recorder.joint:
             return original(tensors, *args, **kwargs)
         if not recorder.active or recorder.root is None:
             original(tensors, *args, **kwargs)
@@ -78,6 +81,8 @@ def _record_backward(recorder: Recorder, tensors: Any, gradients: Any) -> None:
         return
     with recorder.guarded(f"target of micro-batch {micro_batch.index}"):
         settle_losses(recorder, micro_batch)
+    with recorder.guarded(f"loss inputs of micro-batch {micro_batch.index}"):
+        settle_given(recorder, micro_batch)
 
 
 def wrap_clipping(recorder: Recorder) -> None:
@@ -93,7 +98,7 @@ def wrap_clipping(recorder: Recorder) -> None:
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         keep_gradients(recorder, clipped)
         total_norm = original_norm((p for p in clipped), max_norm, norm_type, *args, **kwargs)
-        _record_clip(recorder, clipped, max_norm=max_norm, norm_type=norm_type, total_norm=total_norm)
+        record_clip(recorder, clipped, max_norm=max_norm, norm_type=norm_type, total_norm=total_norm)
         return total_norm
 
     utils.clip_grad_norm_ = clip_grad.clip_grad_norm_ = clip_grad_norm_
@@ -110,7 +115,7 @@ def wrap_clipping(recorder: Recorder) -> None:
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         keep_gradients(recorder, clipped)
         original_scale((p for p in clipped), max_norm, total_norm, *args, **kwargs)
-        _record_clip(recorder, clipped, max_norm=max_norm, norm_type=2.0, total_norm=total_norm)
+        record_clip(recorder, clipped, max_norm=max_norm, norm_type=2.0, total_norm=total_norm)
         return None
 
     utils.clip_grads_with_norm_ = clip_grads_with_norm_
@@ -125,13 +130,14 @@ def keep_gradients(recorder: Recorder, parameters: Sequence[torch.Tensor]) -> No
             name = root.name_of(parameter)
             if name is None or parameter.grad is None:
                 continue
-            entry = keep_tensor(recorder, parameter.grad, kind="gradient", name=name.canonical, source_name=name.source)
-            recorder.now.gradient_norms[name.canonical] = entry.stats["norm"] or 0.0
+            norm = keep_named(recorder, parameter.grad, kind="gradient", name=name)
+            recorder.now.gradient_norms[name.canonical] = norm
 
 
-def _record_clip(
+def record_clip(
     recorder: Recorder, parameters: List[torch.Tensor], *, max_norm: float, norm_type: float, total_norm: Any
 ) -> None:
+    """Keep one call of clipping; called after it, with the gradients before it kept already."""
     with recorder.guarded("clip"):
         total = to_float(total_norm)
         clip: Dict[str, Any] = {

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from plumbline_capture.posthook import after_import
 from plumbline_capture.settings import Settings, read_environment
@@ -24,29 +24,39 @@ def start() -> None:
 
 
 def _on_torch(settings: Settings) -> None:
+    recorder: Any = None
     try:
         if settings.steps:
             from plumbline_capture.install import install
 
-            install(settings)
+            recorder = install(settings)
     except Exception:  # the training goes on without a record; the manifest will say that no step was seen
         sys.stderr.write("plumbline-capture: the recorder could not be installed, the run goes on without it\n")
         traceback.print_exc()
     for position, path in enumerate(settings.preload):
         try:
-            _run_preload(path, name=f"plumbline_preload_{position}")
+            module = _load(path, name=f"plumbline_preload_{position}")
+            module.install()
+        except Exception:
+            _abort(path)
+        if recorder is not None and getattr(module, "REPLACES", None):
+            name = os.path.splitext(os.path.basename(path))[0]
+            recorder.stand_ins.append({"name": name, "replaces": list(module.REPLACES)})
+    for position, path in enumerate(settings.hooks if recorder is not None else ()):
+        try:
+            _load(path, name=f"plumbline_hooks_{position}").install(recorder)
         except Exception:
             _abort(path)
 
 
-def _run_preload(path: str, *, name: str) -> None:
+def _load(path: str, *, name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path}: not a Python file; give one that defines install().")
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    module.install()
+    return module
 
 
 def _abort(path: str) -> NoReturn:

@@ -96,6 +96,8 @@ class Reading:
             with self.guarded("optimizer.pt"):
                 for name, field, value in read_optimizer(self.directory, self.recorded.groups):
                     keep_tensor(self.recorder, value, kind="checkpoint_state", name=name, field=field)
+            if any(self.directory.parent.parent.glob("optim/*.distcp")):  # of a sharded trainer, beside its export
+                self.note("optimizer.pt", "torch.distributed.checkpoint has saved it, in shards that are not read")
             with self.guarded("scheduler.pt"):
                 self.described["scheduler"] = read_scheduler(self.directory)
             with self.guarded("trainer_state.json"):

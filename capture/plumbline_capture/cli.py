@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 from plumbline_capture import __version__
 from plumbline_capture.launcher import run
+from plumbline_capture.name_map import read_name_map
 from plumbline_capture.probe_file import read_probes
 from plumbline_capture.settings import Settings
 
@@ -55,6 +57,14 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="keep gradients, parameters and states whole")
     parser.add_argument("--modules", metavar="REGEX", help="keep inputs, outputs and output gradients of these modules")
     parser.add_argument("--full-parameters", metavar="REGEX", help="keep these parameters whole")
+    parser.add_argument("--names", metavar="FILE", help="JSON file of what each parameter is called in the checkpoint")
+    parser.add_argument(
+        "--hooks",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Python file whose install(recorder) hooks a framework that the recorder does not know by itself",
+    )
     parser.add_argument(
         "--preload", metavar="FILE", action="append", default=[], help="Python file whose install() runs after torch"
     )
@@ -76,6 +86,9 @@ def _build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="count what is alive in each phase of every step up to the last one; records no tensors but the batch",
     )
+    parser.add_argument(
+        "--run-spec", metavar="FILE", help="JSON file of framework, model, data and settings, kept in the manifest"
+    )
     return parser
 
 
@@ -91,6 +104,14 @@ def _settings(options: argparse.Namespace) -> Settings:
     for path in options.preload:
         if not os.path.isfile(path):
             raise ValueError(f"--preload: {path} is not a file; give a Python file that defines install().")
+    for path in options.hooks:
+        if not os.path.isfile(path):
+            raise ValueError(f"--hooks: {path} is not a file; give a Python file that defines install(recorder).")
+    if options.names is not None:
+        try:
+            read_name_map(Path(options.names), rank=0)
+        except ValueError as error:
+            raise ValueError(f"--names: {error}; write it as docs/capture-format.md says.") from error
     if options.probes is not None:
         read_probes(options.probes)
     elif options.export is not None:
@@ -103,12 +124,32 @@ def _settings(options: argparse.Namespace) -> Settings:
         full=options.full,
         modules=options.modules,
         full_parameters=options.full_parameters,
+        names=None if options.names is None else os.path.abspath(options.names),
+        hooks=tuple(os.path.abspath(path) for path in options.hooks),
         preload=tuple(os.path.abspath(path) for path in options.preload),
         probes=None if options.probes is None else os.path.abspath(options.probes),
         checkpoints=tuple(os.path.abspath(path) for path in options.checkpoint),
         export=None if options.export is None else os.path.abspath(options.export),
         memory=options.memory,
+        run_spec=None if options.run_spec is None else _read_run_spec(options.run_spec),
     )
+
+
+def _read_run_spec(path: str) -> Dict[str, Any]:
+    """Return what the file says the run is; raises ValueError for anything else than three texts and settings."""
+    remedy = 'write {"framework": "…", "model": "…", "data": "…", "settings": {"batch": 2}}, any of them'
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--run-spec: {path} cannot be read ({error}); {remedy}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--run-spec: {path} holds no JSON object; {remedy}.")
+    for name, value in found.items():
+        if name not in ("framework", "model", "data", "settings"):
+            raise ValueError(f"--run-spec: {path} has the unknown field {name!r}; {remedy}.")
+        if not isinstance(value, dict if name == "settings" else str):
+            raise ValueError(f"--run-spec: {name} of {path} is of the wrong kind; {remedy}.")
+    return found
 
 
 def _check_pattern(option: str, pattern: str) -> None:

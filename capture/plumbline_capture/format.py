@@ -20,6 +20,8 @@ FULL_KINDS = frozenset(
         "target",
         "token_loss",
         "next_token",
+        "loss_input",
+        "rollout",
         "router",
         "module_input",
         "module_output",

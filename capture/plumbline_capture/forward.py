@@ -67,9 +67,15 @@ def _adopt_root(recorder: Recorder, root: Root) -> None:
 
     _release(recorder)
     recorder.root = root
+    root.transposed = recorder.transposed
     for door in root.doors:
         recorder.root_handles.append(door.register_forward_pre_hook(Hook(enter)))
         recorder.root_handles.append(door.register_forward_hook(Hook(leave), with_kwargs=True))
+
+
+def drop_doors(recorder: Recorder) -> None:
+    """Look for no model any more, or take the hooks off the one that was found: the framework's own hooks take over."""
+    _release(recorder)
 
 
 def _release(recorder: Recorder) -> None:
@@ -182,7 +188,7 @@ def _record_forward(recorder: Recorder, arguments: Dict[str, Any], output: Any) 
         )
         return
     if "model" not in recorder.now.record:
-        recorder.now.record["model"] = _describe_model(root)
+        recorder.now.record["model"] = describe_model(root)
     for name, value in named_tensors(arguments):
         keep_tensor(recorder, value, kind="batch", name=name, micro_batch=micro_batch.index)
     micro_batch.arguments = {
@@ -200,7 +206,8 @@ def _record_forward(recorder: Recorder, arguments: Dict[str, Any], output: Any) 
         defer_logits(micro_batch, arguments=arguments, output=output)
 
 
-def _describe_model(root: Root) -> Dict[str, Any]:
+def describe_model(root: Root) -> Dict[str, Any]:
+    """Return the step record's `model`."""
     parameters: List[nn.Parameter] = list(root.model.parameters())
     floating = [parameter.dtype for parameter in parameters if parameter.is_floating_point()]
     return {

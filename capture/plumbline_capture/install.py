@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import sys
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 from plumbline_capture.backward import wrap_backward, wrap_clipping
 from plumbline_capture.calls import to_float
 from plumbline_capture.forward import watch_for_root
+from plumbline_capture.given import observe_grpo, observe_kto, watch_loss
 from plumbline_capture.loss import wrap_cross_entropy
 from plumbline_capture.memory import hook_memory
 from plumbline_capture.optimizer import hook_optimizers
@@ -35,6 +37,9 @@ def install(settings: Settings) -> Recorder:
     watch_for_root(recorder)
     atexit.register(publish_last_notes, recorder)
     after_import("transformers.trainer", functools.partial(_observe_trainer, recorder))
+    if not settings.memory:
+        after_import("trl.trainer.grpo_trainer", functools.partial(observe_grpo, recorder))
+        after_import("trl.trainer.kto_trainer", functools.partial(observe_kto, recorder))
     return recorder
 
 
@@ -51,6 +56,7 @@ def _observe_trainer(recorder: Recorder, trainer_module: ModuleType) -> None:
         if recorder.active:
             with recorder.guarded("num_items_in_batch"):
                 recorder.num_items_in_batch = to_float(args[0] if args else kwargs.get("num_items_in_batch"))
-        return original(self, model, inputs, *args, **kwargs)
+        with watch_loss(recorder, self) if recorder.active and recorder.meter is None else contextlib.nullcontext():
+            return original(self, model, inputs, *args, **kwargs)
 
     trainer.training_step = training_step

@@ -26,7 +26,8 @@ def wrap_cross_entropy(recorder: Recorder) -> None:
 
     @functools.wraps(original)
     def cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if is_compiling() or not recorder.active or running:
+        # of a model that its framework's hooks stated, they say what the losses were
+        if is_compiling() or not recorder.active or running or recorder.joint:
             return original(*args, **kwargs)
         running.append(True)  # a torch function mode (a default device) calls this very function again from within
         try:
@@ -144,6 +145,10 @@ def settle_losses(recorder: Recorder, micro_batch: MicroBatch) -> None:
     micro_batch.losses = []
     keep_tensor(recorder, target, kind="target", name="target", micro_batch=micro_batch.index)
     keep_tensor(recorder, losses, kind="token_loss", name="token_loss", micro_batch=micro_batch.index)
+    if (
+        unlabelled is not None and target.dim() == 1
+    ):  # of a part of the rows: what else the loss is made of is not there
+        _keep_next_tokens(recorder, micro_batch, *unlabelled)
 
 
 def _keep_next_tokens(recorder: Recorder, micro_batch: MicroBatch, logits: torch.Tensor, tokens: torch.Tensor) -> None:

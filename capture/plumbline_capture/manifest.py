@@ -55,7 +55,8 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         "missing": [dataclasses.asdict(note) for note in missing],
         "environment": recorded[0]["environment"] if recorded else None,
         "ranks": [
-            {key: part[key] for key in ("rank", "local_rank", "pid", "steps", "rows", "scaling")} for part in recorded
+            {key: part[key] for key in ("rank", "local_rank", "pid", "mesh", "steps", "rows", "scaling")}
+            for part in recorded
         ],
         "checkpoints": [part["checkpoint"] for part in saved],
         "exports": [part["export"] for part in exported],
@@ -63,6 +64,8 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
         "files": [file for part in apart for file in part["files"]],
         "tensors": [entry for part in apart for entry in part["tensors"]],
     }
+    if settings.run_spec is not None:
+        manifest["run_spec"] = settings.run_spec
     write_json(out / "manifest.json", manifest)
     for leftover in [*out.glob("rank*.json"), *out.glob("checkpoint*.json"), *out.glob(".*.tmp-*"), _export_part(out)]:
         leftover.unlink(missing_ok=True)

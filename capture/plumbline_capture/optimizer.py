@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -11,8 +11,8 @@ from plumbline_capture.backward import keep_gradients
 from plumbline_capture.calls import to_float
 from plumbline_capture.format import json_value
 from plumbline_capture.forward import adopt_optimizer, finish
+from plumbline_capture.mapped import canonical_names, keep_named
 from plumbline_capture.probe import ask_after
-from plumbline_capture.represent import keep_tensor
 from plumbline_capture.roots import Name
 from plumbline_capture.scalars import describe_scalars
 from plumbline_capture.state import Recorder, Stepping
@@ -45,6 +45,12 @@ def hook_optimizers(recorder: Recorder) -> None:
         stepping.depth -= 1
         if stepping.depth > 0:
             return
+        recorder.now.updated += 1
+        if recorder.joint and recorder.now.updated < len(recorder.joint):
+            if recorder.active:
+                _record_after(recorder, optimizer)
+            recorder.stepping = None
+            return
         if recorder.meter is not None:
             with recorder.shielded("memory"):
                 recorder.meter.update_ends(optimizer)
@@ -69,6 +75,8 @@ def hook_optimizers(recorder: Recorder) -> None:
 
 
 def _is_the_models(recorder: Recorder, optimizer: Optimizer) -> bool:
+    if recorder.joint:
+        return any(optimizer is one for one in recorder.joint)
     if optimizer is recorder.stepped:
         return True
     if not adopt_optimizer(recorder, _parameters(optimizer)):
@@ -92,12 +100,13 @@ def _record_before(recorder: Recorder, optimizer: Optimizer) -> None:
     if recorder.meter is None:
         keep_gradients(recorder, [parameter for parameter in parameters if not _is_clipped(recorder, parameter)])
     with recorder.guarded("optimizer settings"):
-        recorder.now.record["optimizer"] = _describe_optimizer(recorder, optimizer)
+        described = _describe_optimizer(recorder, optimizer)
+        recorder.now.record["optimizer"] = _add_optimizer(recorder.now.record.get("optimizer"), described)
     with recorder.guarded("trainable"):
         recorder.now.record.update(_trainable_and_frozen(recorder))
     with recorder.guarded("scalars"):
         assert recorder.root is not None
-        recorder.now.record["scalars"] = describe_scalars(recorder.root)
+        recorder.now.record["scalars"] = recorder.stated_scalars or describe_scalars(recorder.root)
     if recorder.meter is not None:
         return
     for parameter, name in _named(recorder, optimizer):
@@ -108,14 +117,24 @@ def _record_before(recorder: Recorder, optimizer: Optimizer) -> None:
             _keep(recorder, parameter, kind="parameter_before", name=name)
         with recorder.guarded("optimizer_state_before"):
             _keep_state(recorder, optimizer, parameter, kind="optimizer_state_before", name=name)
+    if recorder.joint and optimizer is not recorder.joint[0]:
+        return
     with recorder.guarded("frozen parameters"):
-        _keep_unheld(recorder, optimizer)
+        _keep_unheld(recorder, recorder.joint or [optimizer])
 
 
-def _keep_unheld(recorder: Recorder, optimizer: Optimizer) -> None:
+def _add_optimizer(first: Optional[Dict[str, Any]], second: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the description of two optimizers that take one step together; they are of one class."""
+    if first is None:
+        return second
+    lists = {key: [*first[key], *second[key]] for key in ("groups", "without_gradient")}
+    return {"class": second["class"], **lists}
+
+
+def _keep_unheld(recorder: Recorder, optimizers: Sequence[Optimizer]) -> None:
     """Parameters that the optimizer does not hold enter the forward all the same: a frozen base, a frozen adapter."""
     assert recorder.root is not None
-    held = {id(parameter) for parameter in _parameters(optimizer)}
+    held = {id(parameter) for optimizer in optimizers for parameter in _parameters(optimizer)}
     for parameter in recorder.root.outer.parameters():
         name = recorder.root.name_of(parameter)
         if id(parameter) not in held and name is not None:
@@ -149,7 +168,7 @@ def _named(recorder: Recorder, optimizer: Optimizer) -> Iterator[Tuple[torch.Ten
 
 
 def _keep(recorder: Recorder, tensor: torch.Tensor, *, kind: str, name: Name) -> None:
-    keep_tensor(recorder, tensor, kind=kind, name=name.canonical, source_name=name.source)
+    keep_named(recorder, tensor, kind=kind, name=name)
 
 
 def _keep_state(recorder: Recorder, optimizer: Optimizer, parameter: torch.Tensor, *, kind: str, name: Name) -> None:
@@ -157,7 +176,7 @@ def _keep_state(recorder: Recorder, optimizer: Optimizer, parameter: torch.Tenso
         if isinstance(value, (int, float)):
             value = torch.tensor(value, dtype=torch.float64, device="cpu")
         if isinstance(value, torch.Tensor):
-            keep_tensor(recorder, value, kind=kind, name=name.canonical, source_name=name.source, field=str(key))
+            keep_named(recorder, value, kind=kind, name=name, field=str(key))
 
 
 def _describe_optimizer(recorder: Recorder, optimizer: Optimizer) -> Dict[str, Any]:
@@ -169,12 +188,15 @@ def _describe_optimizer(recorder: Recorder, optimizer: Optimizer) -> Dict[str, A
             for key, value in group.items()
             if key not in ("params", "param_names")
         }
-        groups.append({"settings": settings, "parameters": [names[id(p)] for p in group["params"]]})
+        held = canonical_names(recorder.names, [names[id(p)] for p in group["params"]])
+        groups.append({"settings": settings, "parameters": held})
     cls = type(optimizer)
     return {
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "groups": groups,
-        "without_gradient": [names[id(p)] for p in _parameters(optimizer) if p.grad is None],
+        "without_gradient": canonical_names(
+            recorder.names, [names[id(p)] for p in _parameters(optimizer) if p.grad is None]
+        ),
     }
 
 
@@ -185,4 +207,4 @@ def _trainable_and_frozen(recorder: Recorder) -> Dict[str, List[str]]:
         name = recorder.root.name_of(parameter)
         if name is not None:
             found["trainable" if parameter.requires_grad else "frozen"].append(name.canonical)
-    return found
+    return {key: canonical_names(recorder.names, sources) for key, sources in found.items()}

@@ -24,6 +24,12 @@ class Placed:
     where: List[List[int]]
     placement: Dict[str, str]
 
+    def permute(self, order: Tuple[int, ...]) -> "Placed":
+        """Return the same part with its dimensions in another order."""
+        shape = tuple(self.global_shape[axis] for axis in order)
+        where = [self.where[axis] for axis in order]
+        return Placed(self.local.permute(order).contiguous(), shape, where, self.placement)
+
 
 def locate(tensor: torch.Tensor) -> Placed:
     """Return this rank's part of a plain or distributed tensor, without any communication."""
@@ -58,7 +64,28 @@ def keep_tensor(
 
     Returns its manifest entry.
     """
-    placed = locate(tensor)
+    return keep_placed(
+        recorder,
+        locate(tensor),
+        kind=kind,
+        name=name,
+        source_name=name if source_name is None else source_name,
+        micro_batch=micro_batch,
+        field=field,
+    )
+
+
+def keep_placed(
+    recorder: Recorder,
+    placed: Placed,
+    *,
+    kind: str,
+    name: str,
+    source_name: str,
+    micro_batch: Optional[int] = None,
+    field: Optional[str] = None,
+) -> TensorEntry:
+    """Keep this rank's part of a tensor as `keep_tensor` does."""
     base = "/".join(str(part) for part in (kind, micro_batch, name, field) if part is not None)
     representations: Dict[str, str] = {}
     for representation, value in _representations(recorder, placed, kind=kind, name=name).items():
@@ -72,9 +99,9 @@ def keep_tensor(
         micro_batch=micro_batch,
         kind=kind,
         name=name,
-        source_name=name if source_name is None else source_name,
+        source_name=source_name,
         field=field,
-        dtype=str(tensor.dtype),
+        dtype=str(placed.local.dtype),
         global_shape=list(placed.global_shape),
         slice=placed.where,
         placement=placed.placement,

@@ -17,6 +17,23 @@ class Name:
 
     canonical: str
     source: str
+    order: Optional[Tuple[int, ...]] = None
+    """which of the parameter's dimensions is each of the checkpoint's; None where they are the same"""
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Parameters whose names end in `source` are the checkpoint's `target`, with their dimensions in another order."""
+
+    source: str
+    target: str
+    order: Tuple[int, ...]
+
+    def rename(self, canonical: str) -> Optional[str]:
+        """Return the checkpoint's name of a parameter, None for another one."""
+        if not canonical.endswith(self.source):
+            return None
+        return canonical[: len(canonical) - len(self.source)] + self.target
 
 
 class Root:
@@ -29,6 +46,8 @@ class Root:
 
     def __init__(self, outer: nn.Module) -> None:
         self.outer = outer
+        self.transposed: Tuple[Transposed, ...] = ()
+        """parameters that the framework holds in another order of dimensions, as its hooks state"""
         self.model, path = _innermost_language_model(outer)
         self.compiled = any(_is_compiled_wrapper(module) for module in path)
         self.doors = _until_compiled(path)
@@ -49,8 +68,16 @@ class Root:
         """
         name = self._names.get(id(parameter))
         if name is None:
-            self._names = _names_of_parameters(self.outer, self.model)
+            found = _names_of_parameters(self.outer, self.model)
+            self._names = {key: self._order(each) for key, each in found.items()}
             name = self._names.get(id(parameter))
+        return name
+
+    def _order(self, name: Name) -> Name:
+        for each in self.transposed:
+            target = each.rename(name.canonical)
+            if target is not None:
+                return Name(target, name.source, each.order)
         return name
 
     def owns_any(self, parameters: List[torch.Tensor]) -> bool:

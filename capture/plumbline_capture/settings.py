@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 VARIABLE = "PLUMBLINE_CAPTURE"
 """environment variable that holds the settings as JSON; without it a process is not recorded"""
@@ -25,6 +25,10 @@ class Settings:
     """regular expression, full match: modules whose inputs, outputs and output gradients are kept"""
     full_parameters: Optional[str] = None
     """regular expression, full match: parameters that are kept whole"""
+    names: Optional[str] = None
+    """JSON file of what each parameter is called in the checkpoint (`name_map.py`), absolute"""
+    hooks: Tuple[str, ...] = ()
+    """Python files to execute once the recorder is installed; each has an `install(recorder)`"""
     preload: Tuple[str, ...] = ()
     """Python files to execute after torch was imported; each has an `install()`"""
 
@@ -36,6 +40,8 @@ class Settings:
     """directory, absolute, of the model that the command exports in the end; trained and exported, it is asked again"""
     memory: bool = False
     """count the bytes that are alive in each phase of every step, and record no tensors but the batch"""
+    run_spec: Optional[Dict[str, Any]] = None
+    """what the run is said to be: `framework`, `model`, `data` and `settings`; for the manifest alone"""
 
     @property
     def mode(self) -> str:
@@ -62,9 +68,12 @@ def parse_settings(value: str) -> Settings:
         full=content["full"],
         modules=content["modules"],
         full_parameters=content["full_parameters"],
+        names=content.get("names"),
+        hooks=tuple(content.get("hooks", ())),
         preload=tuple(content["preload"]),
         probes=content["probes"],
         checkpoints=tuple(content["checkpoints"]),
         export=content.get("export"),
         memory=content.get("memory", False),
+        run_spec=content.get("run_spec"),
     )

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from plumbline_capture.environment import cuda_in_use
 from plumbline_capture.format import Missing, TensorEntry
-from plumbline_capture.roots import Root
+from plumbline_capture.name_map import NameMap
+from plumbline_capture.roots import Root, Transposed
 from plumbline_capture.settings import Settings
 
 # torch < 2.3 has it here only; under either name the compiler replaces it by True
@@ -34,6 +35,8 @@ class MicroBatch:
     backward_gradient: Optional[float] = None
     loss_scale: Optional[float] = None
     num_items_in_batch: Optional[float] = None
+    divided_by: Optional[float] = None
+    """what the framework divides the gradients by after the backward"""
     loss_source: Optional[str] = None
     cross_entropy: List[Dict[str, Any]] = field(default_factory=list)
     arguments: Dict[str, Any] = field(default_factory=dict)
@@ -45,6 +48,8 @@ class MicroBatch:
     """(logits, labels) to compute token losses from where no loss function was seen"""
     unlabelled: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
     """(logits, token ids) of a forward without labels, should its loss be computed where no loss function is seen"""
+    given: Dict[str, Any] = field(default_factory=dict)
+    """what the trainer's loss was given"""
 
     def to_record(self) -> Dict[str, Any]:
         """Return the entry of the step record."""
@@ -56,10 +61,20 @@ class MicroBatch:
             "backward_gradient": self.backward_gradient,
             "loss_scale": self.loss_scale,
             "num_items_in_batch": self.num_items_in_batch,
+            "divided_by": self.divided_by,
             "loss_source": self.loss_source,
             "cross_entropy": self.cross_entropy,
             "arguments": self.arguments,
         }
+
+
+@dataclass
+class Filling:
+    """A canonical tensor that is put together of the pieces of several parameters."""
+
+    tensor: torch.Tensor
+    filled: int = 0
+    """elements that have come"""
 
 
 @dataclass
@@ -76,6 +91,10 @@ class StepState:
     entries: Dict[str, TensorEntry] = field(default_factory=dict)
     gradient_norms: Dict[str, float] = field(default_factory=dict)
     """Euclidean norm of each recorded gradient, by canonical name"""
+    fillings: Dict[str, Filling] = field(default_factory=dict)
+    """canonical tensors of which a name map's pieces have come in part, by kind/name/field"""
+    updated: int = 0
+    """of `Recorder.joint`, the optimizers that have stepped"""
     seen_calls: Set[str] = field(default_factory=set)
     observed: Dict[str, Any] = field(default_factory=dict)
     """autocast and compute dtype, as seen inside the forward"""
@@ -105,6 +124,16 @@ class Recorder:
         self.step = 1
         self.now = StepState()
         self.root: Optional[Root] = None
+        self.names: Optional[NameMap] = None
+        """what this rank's parameters are called in the checkpoint, where the adapter states it"""
+        self.transposed: Tuple[Transposed, ...] = ()
+        """parameters that the framework holds in another order of dimensions than the checkpoint"""
+        self.joint: List[Optimizer] = []
+        """optimizers that take one step together; empty where each step of an optimizer is one of its own"""
+        self.stated_scalars: Dict[str, Dict[str, Any]] = {}
+        """settings that the framework's hooks state by the checkpoint's module paths"""
+        self.mesh: Optional[Dict[str, int]] = None
+        """this rank's coordinate on each axis that the framework divides its work along"""
         self.root_confirmed = False
         """whether an optimizer of the root's parameters has stepped"""
         self.called: List["weakref.ref[nn.Module]"] = []
@@ -126,6 +155,8 @@ class Recorder:
         self.rows_published = 0
         """of `rows`, those that the JSON file holds"""
         self.environment: Optional[Dict[str, Any]] = None
+        self.stand_ins: List[Dict[str, Any]] = []
+        """preloaded files that stand in for other code: name, and what each replaces"""
         self.rank_file: Optional[str] = None
         """name of the JSON file that this process owns, once it has recorded a step"""
         self.published = 0

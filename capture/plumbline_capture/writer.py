@@ -19,6 +19,7 @@ from plumbline_capture.format import (
     temporary_path,
     write_json,
 )
+from plumbline_capture.mapped import note_unfilled
 from plumbline_capture.state import Recorder, rank_of_process
 
 
@@ -26,6 +27,7 @@ def write_step(recorder: Recorder) -> None:
     """Write the step's tensors to their file, and add the step to the rank's JSON file."""
     if not _claim_rank(recorder):
         return
+    note_unfilled(recorder)
     rank = rank_of_process()
     path = Path(recorder.settings.out) / step_file_name(recorder.step, rank)
     temporary = temporary_path(path)
@@ -44,7 +46,7 @@ def write_step(recorder: Recorder) -> None:
     recorder.entries.extend(recorder.now.entries.values())
     recorder.step_records.append(_step_record(recorder))
     if recorder.environment is None:
-        recorder.environment = describe_environment()
+        recorder.environment = {**describe_environment(), "stand_ins": recorder.stand_ins}
 
 
 def _claim_rank(recorder: Recorder) -> bool:
@@ -70,6 +72,7 @@ def publish(recorder: Recorder) -> None:
         "rank": rank,
         "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
         "pid": recorder.pid,
+        "mesh": recorder.mesh,
         "steps": recorder.step_records,
         "tensors": [vars(entry) for entry in recorder.entries],
         "files": recorder.files,

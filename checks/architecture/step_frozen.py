@@ -6,7 +6,8 @@ what was asked: all of them, or with LoRA the adapters alone.
 Catches: a base model that moves under adapters, a layer or an embedding that is silently frozen
 (`peft-tied-head-adapter-merged-into-embedding` moves one that should not), weight decay on frozen weights, parameters
 that an optimizer holds twice or forgets.
-Cannot see: whether a movement is the right one (`step.update`).
+Cannot see: whether a movement is the right one (`step.update`); a parameter whose dtype rounds every step away, which
+is inconclusive.
 Cost: nothing beyond the run.
 """
 
@@ -17,6 +18,7 @@ import math
 from checks.captures.capture import Capture
 from checks.check import Check, inconclusive
 from checks.material import Material
+from checks.references.update import replay_update
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "step.frozen"
@@ -37,13 +39,16 @@ def judge(material: Material) -> Verdict:
     may_move = any(rate > 0.0 for rate in rates)
     still_trained = sorted(name for name, by in moved.items() if name in asked and by <= SAME and may_move)
     still_trained = [name for name in still_trained if _had_gradient(capture, name)]
+    rounded = find_rounded_away(material, capture) if still_trained else frozenset()
+    held = [name for name in still_trained if name in rounded]
+    still_trained = [name for name in still_trained if name not in rounded]
     loose = sorted(name for name, by in moved.items() if name not in asked and by > SAME)
     measurements = tuple(
         Measurement(name, by, SAME, (by > SAME) if name in asked else (by <= SAME), unit="relative movement")
         for name, by in moved.items()
         if name not in asked or name in still_trained
     )
-    evidence = {"still": still_trained, "moved": loose, "compared": len(moved)}
+    evidence = {"still": still_trained, "moved": loose, "compared": len(moved), "rounded_away": held}
     limits = {"weights": 2 * SAME}
     if loose:
         by = moved[loose[0]]
@@ -72,6 +77,12 @@ def judge(material: Material) -> Verdict:
         )
     if not may_move:
         return inconclusive(NAME, "the learning rate is 0 throughout; capture a step after warm-up (steps=…)")
+    if held:
+        sentence = (
+            f"{held[0]} does not move ({len(held)} in all), and its update is smaller than its own rounding: nothing "
+            "says whether it is trained; raise lr or use precision=float32"
+        )
+        return inconclusive(NAME, sentence, measurements=measurements, detection_limits=limits, evidence=evidence)
     frozen = sum(name not in asked for name in moved)
     sentence = f"{len(moved) - frozen} trained parameters move, {frozen} frozen ones do not"
     return Verdict(NAME, Status.PASS, sentence, measurements, limits, evidence=evidence)
@@ -80,6 +91,23 @@ def judge(material: Material) -> Verdict:
 def _asked_to_train(material: Material, capture: Capture, step: int) -> frozenset[str]:
     record = capture.step(step)
     return frozenset(material.expected_adapters if material.spec.lora else (*record.trainable, *record.frozen))
+
+
+def find_rounded_away(material: Material, capture: Capture) -> frozenset[str]:
+    """Parameters whose dtype rounds each captured step away, so that the optimizer's definition leaves them, too."""
+    replays = [
+        replay_update(
+            material.spec,
+            capture,
+            step,
+            decaying=material.weight_decay_names,
+            total_steps=material.total_steps,
+            float32=material.float32_names,
+        )
+        for step in capture.steps
+    ]
+    names = frozenset.intersection(*(frozenset(replay) for replay in replays))
+    return frozenset(name for name in names if all(replay[name].rounds_away for replay in replays))
 
 
 def measure_movements(capture: Capture, first: int, last: int) -> dict[str, float]:

@@ -19,7 +19,8 @@ from checks.check import Check, inconclusive
 from checks.diagnosis.signatures import Signature
 from checks.diagnosis.smoothing import read_smoothing
 from checks.material import Material
-from checks.references.batch import IGNORED, MicroBatch
+from checks.references.batch import MicroBatch
+from checks.references.kept import IGNORED
 from checks.references.reference import Reference
 from checks.tolerance import MULTIPLES, USEFUL_TOKEN_LIMIT
 from checks.verdict import Measurement, Pattern, Status, Verdict

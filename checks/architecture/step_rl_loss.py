@@ -1,18 +1,27 @@
-"""The loss of a preference run is that of its paper: beta, reference model, margin and mean over pairs.
+"""The loss of preferences or rewards is that of its paper: what is compared, weighed, clipped and averaged.
 
-Reference: −log σ(β · [(log π(y_w) − log π_ref(y_w)) − (log π(y_l) − log π_ref(y_l))]), averaged over the pairs of the
-step (https://arxiv.org/abs/2305.18290, equation 7), in float64. log π(y) is the sum of the recorded log-probabilities
-of an answer's counted tokens, log π_ref(y) what the checkpoint's own weights, without adapters, give in float64. Each
-micro-batch's scalar, as given to autograd, must be its share of that mean. The floor is what the checkpoint's answers
-show in the run's own precision over forms that must not matter. Judged at every captured step.
+Reference: the objective's definition in float64, with its reduction stated, on the log-probabilities that the run
+recorded; each micro-batch's scalar, as given to autograd, must be its share. dpo: −log σ of beta times the margin, a
+mean over the step's pairs (https://arxiv.org/abs/2305.18290, equation 7). orpo: the mean loss of each micro-batch's
+preferred rows, prompts included, and beta times the mean −log σ of the log odds ratio
+(https://arxiv.org/abs/2403.07691). kto: the mean of 1 − σ(±beta (gain − z)), with z, each micro-batch's reference
+point, of the mismatched answers that the run recorded, and each row's label that of the data
+(https://arxiv.org/abs/2402.01306). grpo: the variant that `grpo_loss` names, on the advantages and log-probabilities
+that the loss was given (https://arxiv.org/abs/2402.03300 and those after it). log π_ref of an answer is what the
+checkpoint's own weights give, without adapters. Judged at every captured step.
 Catches: another beta, a reference model that is the policy itself, that moves with it, or that is missing, a margin
-with the wrong sign, means over tokens in the place of sums, losses that are summed or not divided over the accumulation
-(`trl-dpo-ga-scale`), smoothed preferences.
-Cannot see: which tokens count and which answer is preferred (`data.preference`); wrong log-probabilities of the policy
-and what follows the loss (`step.gradients`). While the policy is its own reference, as in the first step of a whole
-model, every loss is log 2, and only the reduction shows. Micro-batches whose rows hold an expert choice of the
+with the wrong sign, means over tokens in the place of sums or sums in that of means, losses that are summed or not
+divided over the accumulation (`trl-dpo-ga-scale`, `trl-orpo-ga-scale`), smoothed preferences, padding in ORPO's
+likelihood (`trl-orpo-pad-in-labels`), flipped labels, another estimate or sign of the KL penalty, ratios of another
+level, a clip that is missing, a mean over tokens for one over completions (`slime-per-token-loss-scaled-twice`), a
+mask that is one position off (`mswift-grpo-completion-mask-not-shifted`).
+Cannot see: which tokens of preferences count and which answer is preferred (`data.preference`, `data.mask`); whether
+advantages and log-probabilities that the loss was given are right (`step.advantages`, `step.rl_logprobs`); which
+answers KTO mismatches, and what its policy says of them; what follows the loss (`step.gradients`). While the policy is
+its own reference, as in the first step of a whole model, dpo's and kto's losses are constants, and only the reduction
+shows; while completions are trained on once, every ratio is 1. Micro-batches whose rows hold an expert choice of the
 reference model that the run's precision does not decide are left out.
-Cost: four to seven forwards of the checkpoint a captured step.
+Cost: dpo, kto: four to seven forwards of the checkpoint a captured step, kto as many again for z; else none.
 """
 
 from __future__ import annotations
@@ -28,24 +37,23 @@ from checks.check import Check, inconclusive
 from checks.diagnosis.preference_loss import Answers, expect, read_preference_loss
 from checks.diagnosis.signatures import Signature
 from checks.material import Material
-from checks.objectives import needs_preferences
+from checks.objectives import needs_other_objective
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.initial import InitialAnswers
 from checks.references.objectives.preference import answer_log_probs, pair_losses
 from checks.references.reference import root_config
+from checks.rl.groups import read_group_step
+from checks.rl.judging import Read, judge_losses
+from checks.rl.odds import read_odds_step
+from checks.rl.prospects import read_prospect_step
+from checks.rl.reading import ROUND_OFF, NoComparison
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "step.rl_loss"
 
-ROUND_OFF = {"torch.float64": 2.0**-53, "torch.float32": 2.0**-24, "torch.bfloat16": 2.0**-9, "torch.float16": 2.0**-11}
-
 USEFUL_BETA_LIMIT = 0.25
 """A step that would hide an error of a quarter of beta says nothing of beta, nor of the reference model."""
-
-
-class NoComparison(ValueError):
-    """A captured step's losses cannot be held against their definition; `str()` is the reason."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,17 @@ class Step:
         return self.allowed / (self.beta * slope) if slope else math.inf
 
 
+READERS: Mapping[str, Read] = {"orpo": read_odds_step, "kto": read_prospect_step, "grpo": read_group_step}
+"""objective → how the losses of a captured step are read; dpo's are read here"""
+
+
 def judge(material: Material) -> Verdict:
+    read = READERS.get(material.spec.objective)
+    return judge_preferences(material) if read is None else judge_losses(NAME, material, read)
+
+
+def judge_preferences(material: Material) -> Verdict:
+    """Of dpo."""
     capture = material.capture
     if capture is None or not capture.steps:
         return inconclusive(NAME, material.why_not())
@@ -250,9 +268,9 @@ def _list_pairs(step: Step) -> list[dict[str, object]]:
 
 CHECK = Check(
     NAME,
-    "the loss of preferences is that of the paper",
+    "the loss of preferences or rewards is that of its paper",
     __doc__ or "",
     judge,
     reference=True,
-    applies=needs_preferences,
+    applies=needs_other_objective,
 )

@@ -60,7 +60,9 @@ def judge(material: Material) -> Verdict:
     unknown = sorted(set(capture.tensors(step, "parameter_before")) - set(reference.weights))
     unknown = [name for name in unknown if ".lora_" not in name]
     lacking = _never_loaded(capture, reference)
-    scalars = tuple(compare_scalars(capture.step(step).scalars, material.expected_scalars))
+    differing = tuple(compare_scalars(capture.step(step).scalars, material.expected_scalars))
+    idle = tuple(each for each in differing if _is_idle(each, capture, step))
+    scalars = tuple(each for each in differing if each not in idle)
     dtypes = tuple(_dtype_mismatches(material, capture, step))
     problems = [
         *(_say_weight(name, d) for name, d in off.items()),
@@ -77,17 +79,24 @@ def judge(material: Material) -> Verdict:
         Measurement("scalar settings that differ", float(len(scalars)), 0.0, not scalars, unit="count"),
         Measurement("dtypes and kernels that differ", float(len(dtypes)), 0.0, not dtypes, unit="count"),
     )
+    compared = count_compared(capture.step(step).scalars, material.expected_scalars)
     evidence = {
         "weights_off": {name: {"relative": d.relative, "scale": d.scale} for name, d in off.items()},
         "scalars": [[m.module, m.attribute, m.asked, m.in_force] for m in scalars],
-        "compared_modules": len(material.expected_scalars),
+        "without_effect": [[m.module, m.attribute, m.asked, m.in_force] for m in idle],
+        "compared_modules": compared,
     }
     limits = {"weights": 2 * SKETCH_ROUNDING}
     if not weights:
         return inconclusive(NAME, "no parameter of the checkpoint was recorded", measurements=measurements)
     if not problems:
-        modules = len(material.expected_scalars)
-        sentence = f"{len(weights)} weights are the checkpoint's, {modules} modules have the config's settings"
+        sentence = f"{len(weights)} weights are the checkpoint's, {compared} modules have the config's settings"
+        if compared < len(material.expected_scalars):
+            rest = len(material.expected_scalars) - compared
+            sentence += f"; those of {rest} others are not told by the capture"
+        if idle:
+            said = f"{_path(idle[0])} is {idle[0].in_force}, asked {idle[0].asked}"
+            sentence += f"; {said}, without effect on this step: that row has no gradient"
         return Verdict(NAME, Status.PASS, sentence, measurements, limits, evidence=evidence)
     first = next(iter(off), None) or (unknown + lacking or [""])[0] or (_path(scalars[0]) if scalars else "dtypes")
     pattern = Pattern.STATE_TRANSFER if off or unknown or lacking else Pattern.MODEL_DEFINITION
@@ -126,6 +135,27 @@ def compare_scalars(
             value = running[attribute]
             if not _equal(value, asked):
                 yield ScalarMismatch(module, attribute, asked, value)
+
+
+def _is_idle(mismatch: ScalarMismatch, capture: Capture, step: int) -> bool:
+    """Whether a row that is to be kept out of training, and is not, had nothing to learn from in this step.
+
+    All that `padding_idx` does is to leave the gradient of its row zero
+    (https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html).
+    """
+    if mismatch.attribute != "padding_idx" or mismatch.in_force is not None or not isinstance(mismatch.asked, int):
+        return False
+    record = capture.tensors(step, "gradient").get(f"{mismatch.module}.weight")
+    norms = None if record is None else record.read("row_norms")
+    return norms is not None and mismatch.asked < norms.numel() and float(norms[mismatch.asked]) == 0.0
+
+
+def count_compared(in_force: Mapping[str, Mapping[str, object]], expected: Mapping[str, Mapping[str, object]]) -> int:
+    """How many modules have a setting that both sides state."""
+    return sum(
+        any(attribute in in_force.get(module, {}) for attribute in attributes if attribute not in RUN_STATE)
+        for module, attributes in expected.items()
+    )
 
 
 def _equal(value: object, asked: object) -> bool:

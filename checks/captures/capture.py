@@ -59,6 +59,14 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """A file that was preloaded into the framework's process, and the code that it stood in for."""
+
+    name: str
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Capture:
     """An opened capture directory. Tensors are looked up by step, rank and kind; names are canonical."""
 
@@ -82,6 +90,11 @@ class Capture:
         }
 
     @cached_property
+    def mesh(self) -> Mapping[int, Mapping[str, int]]:
+        """rank → its coordinate on each axis along which the framework divides its work; empty where none is told"""
+        return {int(rank["rank"]): rank.get("mesh") or {} for rank in self.manifest["ranks"]}
+
+    @cached_property
     def missing(self) -> tuple[Missing, ...]:
         return parse_missing(self.manifest.get("missing", ()))
 
@@ -91,6 +104,13 @@ class Capture:
         environment = self.manifest.get("environment") or {}
         packages: Mapping[str, str] = environment.get("packages", {})
         return packages
+
+    @property
+    def stand_ins(self) -> tuple[StandIn, ...]:
+        """What stood in for code that the machine lacks; empty but in tests of this project."""
+        environment = self.manifest.get("environment") or {}
+        found = environment.get("stand_ins", ())
+        return tuple(StandIn(str(each["name"]), tuple(map(str, each["replaces"]))) for each in found)
 
     @cached_property
     def log(self) -> tuple[LogRecord, ...]:

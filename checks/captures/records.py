@@ -44,6 +44,10 @@ class MicroBatchRecord:
     cross_entropy: tuple[CrossEntropyCall, ...]
     loss_scale: float | None = None
     """what a scaler multiplied the scalar by; `backward` is given without it"""
+    divided_by: float | None = None
+    """what the framework divides the gradients by after the backward; `backward` is given divided by it"""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """the scalar arguments of the model's forward"""
 
 
 @dataclass(frozen=True)
@@ -149,11 +153,15 @@ def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
     return MicroBatchRecord(
         index=int(raw["index"]),
         model_loss=_number(raw.get("model_loss")),
-        backward=_without_scale(_number(raw.get("backward")), _number(raw.get("loss_scale"))),
+        backward=_divide(
+            _without_scale(_number(raw.get("backward")), _number(raw.get("loss_scale"))), _number(raw.get("divided_by"))
+        ),
         backward_dtype=raw.get("backward_dtype"),
         num_items_in_batch=_number(raw.get("num_items_in_batch")),
         loss_source=raw.get("loss_source"),
         loss_scale=_number(raw.get("loss_scale")),
+        divided_by=_number(raw.get("divided_by")),
+        arguments=raw.get("arguments", {}),
         cross_entropy=tuple(
             CrossEntropyCall(
                 str(c["reduction"]),
@@ -170,6 +178,11 @@ def _micro_batch(raw: Mapping[str, Any]) -> MicroBatchRecord:
 def _without_scale(scalar: float | None, scale: float | None) -> float | None:
     """A back-propagated scalar without its loss scale, a power of two unless somebody set another."""
     return scalar if scalar is None or not scale else scalar / scale
+
+
+def _divide(scalar: float | None, divisor: float | None) -> float | None:
+    """A back-propagated scalar as the gradients have it once the framework has divided them."""
+    return scalar if scalar is None or not divisor else scalar / divisor
 
 
 def _number(value: float | str | None) -> float | None:

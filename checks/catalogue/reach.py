@@ -46,6 +46,8 @@ class Use:
 STACKS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("transformers", "accelerate"),
     "trl": ("trl", "transformers", "accelerate"),
+    "megatron_core": ("megatron-core",),
+    "megatron_swift": ("megatron-swift", "ms-swift", "megatron-core"),
 }
 """framework under test → frameworks of the catalogue whose code its training step runs; PEFT with adapters"""
 
@@ -61,6 +63,8 @@ NEVER: Mapping[str, str] = {
     "prefix tuning": "its adapters are LoRA",
     "rank-stabilised": "its adapters are plain LoRA",
     "layer selection": "its adapters are on every layer",
+    "overlapped reduction": "it reduces gradients when the backward has ended",
+    "gathered parameters": "its optimizer is not layer-wise and gathers no parameters",
 }
 """words of a problem's title → why no run that Plumbline starts comes near it"""
 
@@ -83,6 +87,7 @@ _ADAPTERS = re.compile(r"\bLoRA\b|\badapters?\b", re.IGNORECASE)
 _EMBEDDING = re.compile(r"\bembeddings?\b|tied head", re.IGNORECASE)
 _COMPLETION = re.compile(r"completion[- ](only )?loss|assistant header|answer[- ]only|assistant-only", re.IGNORECASE)
 _MULTIMODAL = re.compile(r"multimodal|vision|\bVLMs?\b|image", re.IGNORECASE)
+_VIEW = re.compile(r"non-contiguous|transposed view", re.IGNORECASE)
 _TEXT = re.compile(r"plain[- ]text", re.IGNORECASE)
 
 Rule = Callable[[Problem, Use], Reach | None]
@@ -197,6 +202,12 @@ def _rows(problem: Problem, use: Use) -> Reach | None:
     return None
 
 
+def _views(problem: Problem, use: Use) -> Reach | None:
+    if _VIEW.search(_text(problem)):
+        return Reach(Reached.OPEN, "views", "it hangs on how a tensor lies in memory")
+    return None
+
+
 def _multimodal(problem: Problem, use: Use) -> Reach | None:
     if _MULTIMODAL.search(_text(problem)):
         return _not_used("models", "its model reads text alone")
@@ -229,6 +240,7 @@ RULES: tuple[Rule, ...] = (
     _attention,
     _answers,
     _rows,
+    _views,
     _multimodal,
     _models,
 )

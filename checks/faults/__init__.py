@@ -21,6 +21,7 @@ from checks.faults.entries.numerics import NUMERICS_FAULTS
 from checks.faults.entries.objective import OBJECTIVE_FAULTS
 from checks.faults.entries.parallel import PARALLEL_FAULTS
 from checks.faults.entries.preference import PREFERENCE_FAULTS
+from checks.faults.entries.rewards import REWARD_FAULTS
 from checks.faults.entries.whole_runs import WHOLE_RUN_FAULTS
 
 __all__ = ["FAULTS", "Fault", "fault", "was_in_force"]
@@ -31,6 +32,7 @@ FAULTS: tuple[Fault, ...] = (
     *MODEL_FAULTS,
     *OBJECTIVE_FAULTS,
     *PREFERENCE_FAULTS,
+    *REWARD_FAULTS,
     *NUMERICS_FAULTS,
     *CHECKPOINT_FAULTS,
     *PARALLEL_FAULTS,

@@ -192,6 +192,7 @@ def _describe(spec: RunSpec) -> str:
     if spec.processes == 1:
         return "one process"
     axes = {"data": spec.dp_size, "tensor": spec.tp_size, "expert": spec.ep_size}
+    axes |= {"pipeline": spec.pp_size, "context": spec.cp_size}
     named = [f"{degree} {axis}-parallel" for axis, degree in axes.items() if degree > 1]
     how = f" ({spec.sharding})" if spec.sharding != "none" else ""
     return f"{' × '.join(named)} ranks{how}"

@@ -25,6 +25,7 @@ from checks.captures.row_prints import read_forwards
 from checks.check import Check, inconclusive
 from checks.errors import CaptureError
 from checks.material import Material
+from checks.parallel.joining import find_heads, find_sharing
 from checks.references.dataset import Dataset
 from checks.references.epochs import LEAST_FOR_ORDER, Coverage, Epoch, follow
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -56,10 +57,14 @@ def judge(material: Material) -> Verdict:
     lost_rows = [note.why for note in capture.missing if note.what == "rows"]
     if lost_rows:
         return inconclusive(NAME, f"not all rows were printed: {lost_rows[0]}")
-    coverage = follow(forwards, dataset, packing=material.spec.packing, batch=material.spec.batch)
+    spec = material.spec
+    if any("dp" in place for place in capture.mesh.values()):
+        heads = find_heads(find_sharing(capture, dp_size=spec.dp_size))
+        forwards = tuple(one for one in forwards if one.rank in heads)  # the others have the rows of one of these
+    coverage = follow(forwards, dataset, packing=spec.packs, batch=spec.batch)
     if not coverage.due:
         return inconclusive(NAME, "truncation leaves no sample with a token to learn; raise seq_len")
-    what = "documents" if material.spec.packing else "rows"
+    what = "documents" if material.spec.packs else "rows"
     if coverage.unknown:
         sentence = f"{coverage.unknown} of {len(coverage.units)} {what} are no sample of the data set"
         judged = "data.preference" if dataset.preferences else "data.template"

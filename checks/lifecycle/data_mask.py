@@ -49,7 +49,7 @@ def judge(material: Material) -> Verdict:
     batches = read_rows(material.capture, pad_token_id=dataset.tokenizer.pad_token_id)
     if not batches.rows:
         return inconclusive(NAME, "no micro-batch holds input_ids of (rows, positions) to lay labels on")
-    aligned, reasons = align(match_rows(batches.rows, dataset, packing=material.spec.packing), dataset)
+    aligned, reasons = align(match_rows(batches.rows, dataset, packing=material.spec.packs), dataset)
     unread = [f"{labels.found} ({labels.place})" for labels in batches.labels if labels.found is not None]
     wrong_targets = name_wrong_targets(batches.labels)
     if wrong_targets is None and not any(one.judged for one in aligned):

@@ -18,7 +18,8 @@ import torch
 from checks.architecture.step_loss import largest, token_errors
 from checks.check import Check, inconclusive
 from checks.material import Material
-from checks.references.batch import IGNORED, Document, MicroBatch
+from checks.references.batch import Document, MicroBatch
+from checks.references.kept import IGNORED
 from checks.references.reference import Reference
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -157,5 +158,5 @@ CHECK = Check(
     __doc__ or "",
     judge,
     reference=True,
-    applies=lambda spec: None if spec.packing else "the run does not pack (packing=false)",
+    applies=lambda spec: None if spec.packs else "the run does not pack (packing=false)",
 )

@@ -54,7 +54,7 @@ def judge(material: Material) -> Verdict:
     batches = read_rows(material.capture, pad_token_id=dataset.tokenizer.pad_token_id)
     if not batches.rows:
         return inconclusive(NAME, "no micro-batch holds input_ids of (rows, positions); nothing can be compared")
-    found = match_rows(batches.rows, dataset, packing=material.spec.packing)
+    found = match_rows(batches.rows, dataset, packing=material.spec.packs)
     wrong = [Wrong(one, deviation) for one in found if (deviation := _explain(one, dataset)) is not None]
     eaten = [one for one in found if one.exact and one.sample is not None and not _answers(one, dataset)]
     other = "documents that are not their sample"

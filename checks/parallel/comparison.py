@@ -11,9 +11,11 @@ import torch
 from checks.captures.blocks import WHOLE
 from checks.captures.capture import TensorRecord
 from checks.captures.differences import Difference, Projection, difference, project, sketch_difference
+from checks.parallel.joining import RankBatch
 from checks.parallel.parts import part_error
 from checks.parallel.runs import Runs
 from checks.parallel.tensors import JoinedTensor, Part
+from checks.references.kept import IGNORED
 from checks.references.reference import Reference
 from checks.tolerance import Floor, ScaleJudgement, TensorJudgement, judge_scale, judge_tensor, measure_floor
 
@@ -86,19 +88,54 @@ def compare_start(runs: Runs) -> tuple[tuple[JoinedTensor, tuple[Part, ...]], ..
 
 
 def compare_tokens(runs: Runs) -> Mapping[int, float] | None:
-    """Rank → the largest deviation of a token's loss, in nats; None where the two runs cannot be laid together."""
+    """Rank → the largest deviation of a token's loss, in nats; None where the two runs cannot be laid together.
+
+    A rank that computes no loss (a pipeline's earlier stage) has no entry, one that computes those of some positions
+    (context parallel) is held to these; a position that the loss of one process counts and no rank computes deviates by
+    all of its loss, on each rank that has its row.
+    """
     found: dict[int, float] = {}
     step = runs.divided
-    for place, rank in enumerate(step.ranks):
-        counterparts = runs.single.batches[place // step.width :: step.dp_size]
-        for ours, theirs in zip(step.batches_of(rank), counterparts, strict=False):
-            a, b = ours.token_losses, theirs.token_losses
-            if a is None or b is None or a.shape != b.shape:
+    for place in range(step.dp_size):
+        sharers = {rank: step.batches_of(rank) for rank, theirs in step.sharing.items() if theirs == place}
+        for index, single in enumerate(runs.single.batches[place :: step.dp_size]):
+            own = {rank: batches[index] for rank, batches in sharers.items() if index < len(batches)}
+            errors = _compare_rows(own, single, divided=step.divides_positions)
+            if errors is None:
                 return None
-            if ours.input_ids is None or theirs.input_ids is None or not torch.equal(ours.input_ids, theirs.input_ids):
-                return None
-            found[rank] = max(found.get(rank, 0.0), float((a - b).abs().max()))
+            found |= {rank: max(found.get(rank, 0.0), error) for rank, error in errors.items()}
     return found or None
+
+
+def _compare_rows(own: Mapping[int, RankBatch], single: RankBatch, *, divided: bool) -> dict[int, float] | None:
+    """One micro-batch on the ranks that share it; `divided`: each of them computes some of its positions."""
+    whole, ids = single.token_losses, single.input_ids
+    if whole is None or ids is None:
+        return None
+    errors: dict[int, float] = {}
+    computed = torch.zeros_like(whole, dtype=torch.bool)
+    for rank, batch in own.items():
+        if batch.token_losses is None:
+            continue
+        a = _fit(batch.token_losses, like=whole)
+        seen = None if batch.input_ids is None else _fit(batch.input_ids, like=ids)
+        if a is None or seen is None or not torch.equal(seen, ids):
+            return None
+        targets = None if batch.targets is None else _fit(batch.targets, like=whole)
+        counts = targets != IGNORED if divided and targets is not None else torch.ones_like(computed)
+        computed |= counts
+        errors[rank] = float((a - whole).abs()[counts].max()) if bool(counts.any()) else 0.0
+    left = float(whole.abs()[~computed].max()) if not bool(computed.all()) else 0.0
+    return {rank: max(error, left) for rank, error in errors.items()}
+
+
+def _fit(value: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor | None:
+    """The positions that both have, where ranks that share positions pad rows further; None for other rows."""
+    if value.dim() != 2 or like.dim() != 2:
+        return value if value.shape == like.shape else None
+    if value.shape[0] != like.shape[0] or value.shape[1] < like.shape[1]:
+        return None
+    return value[:, : like.shape[1]]
 
 
 def _project(record: TensorRecord) -> Projection:

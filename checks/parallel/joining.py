@@ -17,8 +17,8 @@ from checks.parallel.tensors import JoinedTensor, NotJoined, Part, join_tensor
 class RankBatch:
     """One micro-batch of one data-parallel rank, and what came of it.
 
-    `input_ids`, `labels`: (B, S) int64; `token_losses`: (B, S)
-    float64; None where they were not recorded.
+    `input_ids`, `labels`: (B, S) int64; `token_losses`: (B, S) float64; `targets`: of the same shape, −100 where the
+    loss does not count or another rank computes it; None where they were not recorded.
     """
 
     rank: int
@@ -26,6 +26,7 @@ class RankBatch:
     input_ids: torch.Tensor | None
     labels: torch.Tensor | None
     token_losses: torch.Tensor | None
+    targets: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,26 @@ class JoinedStep:
     """One optimizer step of all ranks.
 
     Micro-batch k of data-parallel rank r is number k · dp_size + r of `batches`, as if one process had taken them all.
+    `sharing`: rank → its place among those that train on rows of their own; ranks of one place share theirs.
     `losses`: rank → the scalars that it back-propagated, a micro-batch each.
     """
 
     capture: Capture
     step: int
-    dp_size: int
+    sharing: Mapping[int, int]
+
+    @property
+    def dp_size(self) -> int:
+        return max(self.sharing.values()) + 1
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return self.capture.ranks
 
     @property
-    def width(self) -> int:
-        """How many ranks train on the same rows: the degree of every other axis together."""
-        return len(self.ranks) // self.dp_size
+    def divides_positions(self) -> bool:
+        """Whether ranks that share a row each compute some of its positions (context parallel)."""
+        return any(place.get("cp", 0) > 0 for place in self.capture.mesh.values())
 
     @property
     def losses(self) -> Mapping[int, tuple[float | None, ...]]:
@@ -58,7 +64,7 @@ class JoinedStep:
 
     @cached_property
     def batches(self) -> tuple[RankBatch, ...]:
-        by_rank = [self.batches_of(rank) for rank in self.ranks[:: self.width]]
+        by_rank = [self.batches_of(rank) for rank in find_heads(self.sharing)]
         return tuple(batch for together in zip(*by_rank, strict=True) for batch in together)
 
     def batches_of(self, rank: int) -> list[RankBatch]:
@@ -67,11 +73,17 @@ class JoinedStep:
         for micro in self.capture.micro_batches(self.step, rank=rank):
             batch = self.capture.micro_batch_tensors(self.step, "batch", micro.index, rank=rank)
             losses = self.capture.micro_batch_tensors(self.step, "token_loss", micro.index, rank=rank)
+            targets = self.capture.micro_batch_tensors(self.step, "target", micro.index, rank=rank)
             fields = {name.rsplit("/", 1)[-1]: record.read("full") for name, record in batch.items()}
-            loss = losses.get("token_loss")
+            loss, target = losses.get("token_loss"), targets.get("target")
             found.append(
                 RankBatch(
-                    rank, micro, fields.get("input_ids"), fields.get("labels"), loss.read("full") if loss else None
+                    rank,
+                    micro,
+                    fields.get("input_ids"),
+                    fields.get("labels"),
+                    loss.read("full") if loss else None,
+                    target.read("full") if target else None,
                 )
             )
         return found
@@ -90,9 +102,7 @@ class JoinedStep:
 
 
 def join_ranks(capture: Capture, step: int, *, processes: int, dp_size: int) -> JoinedStep:
-    """Join one step of a capture of `processes` ranks, of which each `processes / dp_size` in a row share their rows.
-
-    Data parallel is the outermost axis of the mesh, as in torch's examples: ranks next to each other share a model.
+    """Join one step of a capture of `processes` ranks, of which those of one data-parallel place share rows.
 
     Raises:
         NotJoined: a rank is missing, lacks the step, or took another number of micro-batches.
@@ -118,4 +128,23 @@ def join_ranks(capture: Capture, step: int, *, processes: int, dp_size: int) -> 
             f"rank {odd[0]} took {counts[odd[0]]} micro-batches in step {step}, rank 0 took {counts[0]}: "
             "give a data set that divides over the ranks"
         )
-    return JoinedStep(capture, step, dp_size)
+    return JoinedStep(capture, step, find_sharing(capture, dp_size=dp_size))
+
+
+def find_sharing(capture: Capture, *, dp_size: int) -> Mapping[int, int]:
+    """Rank → its place on the data-parallel axis, as the capture tells it.
+
+    Where it does not, that axis is the outermost one, as in torch's examples: ranks next to each other share a model.
+    """
+    if all("dp" in capture.mesh.get(rank, {}) for rank in capture.ranks):
+        return {rank: capture.mesh[rank]["dp"] for rank in capture.ranks}
+    width = max(len(capture.ranks) // dp_size, 1)
+    return {rank: place // width for place, rank in enumerate(capture.ranks)}
+
+
+def find_heads(sharing: Mapping[int, int]) -> tuple[int, ...]:
+    """The first rank of each place on the data-parallel axis, in the order of places."""
+    heads: dict[int, int] = {}
+    for rank in sorted(sharing):
+        heads.setdefault(sharing[rank], rank)
+    return tuple(heads[place] for place in sorted(heads))

@@ -20,6 +20,7 @@ from checks.captures.row_prints import Print, read_forwards
 from checks.check import Check, inconclusive
 from checks.errors import CaptureError
 from checks.material import Material
+from checks.parallel.joining import find_heads, find_sharing
 from checks.parallel.runs import find_steps, join_asked, single_capture
 from checks.parallel.scope import why_not_alone
 from checks.parallel.tensors import NotJoined
@@ -70,8 +71,9 @@ def judge(material: Material) -> Verdict:
     silent = sorted(set(range(processes)) - {rank for step in steps for rank in ours[step]})
     if silent:
         return inconclusive(NAME, f"rank {silent[0]} printed no row; record all ranks")
-    found = [compare_rows(step, ours[step], theirs[step][0], dp_size=dp_size) for step in steps]
-    return _decide(found, material.spec.dp_size, processes)
+    sharing = find_sharing(material.capture, dp_size=dp_size)
+    found = [compare_rows(step, ours[step], theirs[step][0], sharing=sharing) for step in steps]
+    return _decide(found, len(set(sharing.values())), processes)
 
 
 def compare_rows(
@@ -79,11 +81,13 @@ def compare_rows(
     ours: Mapping[int, tuple[tuple[Print, ...], ...]],
     theirs: tuple[tuple[Print, ...], ...],
     *,
-    dp_size: int,
+    sharing: Mapping[int, int],
 ) -> StepRows:
-    """One step's rows by rank against the micro-batches of one process."""
-    width = len(ours) // dp_size
-    heads = sorted(ours)[::width]
+    """One step's rows by rank against the micro-batches of one process.
+
+    `sharing`: rank → its place on the data-parallel axis.
+    """
+    heads = find_heads(sharing)
     counted = {rank: Counter(row for micro in ours[rank] for row in micro) for rank in ours}
     due = Counter(row for micro in theirs for row in micro)
     taken = sum((counted[rank] for rank in heads), Counter[Print]())
@@ -95,9 +99,9 @@ def compare_rows(
         if (common := counted[one] & counted[other] & too_often)
     )
     expected = {
-        rank: Counter(row for micro in theirs[place::dp_size] for row in micro) for place, rank in enumerate(heads)
+        rank: Counter(row for micro in theirs[place :: len(heads)] for row in micro) for place, rank in enumerate(heads)
     }
-    split = tuple(rank for place, rank in enumerate(sorted(ours)) if ours[rank] != ours[heads[place // width]])
+    split = tuple(rank for rank in sorted(ours) if ours[rank] != ours[heads[sharing[rank]]])
     foreign = sum(count for row, count in too_often.items() if row not in due)
     wrong = tuple(rank for rank in heads if counted[rank] != expected[rank])
     return StepRows(step, shared, sum((due - taken).values()), foreign, split, wrong, sum(taken.values()))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.captures.capture import TensorRecord
-from checks.check import Check, inconclusive
+from checks.check import Check, inconclusive, skipped
 from checks.material import Material
 from checks.parallel.joining import JoinedStep
 from checks.parallel.parts import part_error, same
@@ -116,6 +116,10 @@ def _measure(material: Material, step: JoinedStep, parts: tuple[Part, ...]) -> d
 
 
 def _decide(material: Material, found: list[Disagreement], compared: int, *, steps: tuple[int, ...]) -> Verdict:
+    if not compared and material.spec.pp_size == material.spec.processes:
+        return skipped(
+            NAME, "each stage holds its own parameters, so that there are no replicas; see parallel.gradients"
+        )
     if not compared:
         return inconclusive(NAME, "no tensor is on two ranks, so that there are no replicas; see parallel.gradients")
     processes = material.spec.processes

@@ -11,7 +11,7 @@ OVER_RANKS = frozenset(
     {
         *("run.completes", "environment.known_problems", "data.template", "data.mask", "data.coverage"),
         *("convergence.health", "parallel.data", "parallel.replicas", "parallel.gradients"),
-        "checkpoint.reshard",
+        *("checkpoint.reshard", "step.grad_norm"),
     }
 )
 """Checks that read every rank, or nothing that differs between ranks."""

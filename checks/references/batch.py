@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from checks.captures.capture import Capture
+from checks.captures.capture import Capture, TensorRecord
 from checks.references.documents import NoBoundaries, split_documents
-
-IGNORED = -100
-"""The label that a loss does not count; PyTorch's default `ignore_index`."""
+from checks.references.kept import IGNORED, lay_labels, lay_targets, read_kept
 
 
 class UnreadableBatch(ValueError):
@@ -62,6 +61,10 @@ class MicroBatch:
     mean_losses_seen: torch.Tensor | None = None
     """(B, S) float64: −log p in the mean over the vocabulary, where the framework computed its loss out of sight; then
     the targets are those that the data imply, and `token_losses_seen` follows from the framework's logits"""
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """what the trainer's loss was given beside the model's batch"""
+    answers: torch.Tensor | None = None
+    """(B, S) bool: the positions that predict a token of an answer, where the loss counts prompts too"""
 
     @property
     def next_tokens(self) -> torch.Tensor:
@@ -102,6 +105,10 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
     found, source, reason = _documents(input_ids, mask, corpus)
     position_ids = fields["position_ids"].read("full") if "position_ids" in fields else None
     targets = _aligned(capture, step, index, "target", input_ids)
+    given = read_given(capture, step, index)
+    labels = join_pair_labels(given, input_ids)
+    if targets is None and labels is not None:
+        return _read_pairs(capture, step, index, input_ids, found, source, labels=labels, given=given)
     if targets is None:
         return _read_unlabelled(
             capture, step, index, input_ids, found, source, all_learned=corpus is not None and corpus.all_learned
@@ -111,11 +118,66 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
         targets_seen=targets,
         counted=targets != IGNORED,
         token_losses_seen=_aligned(capture, step, index, "token_loss", input_ids),
-        asked=_asked(fields["labels"].read("full") if "labels" in fields else None, input_ids, found),
+        asked=_asked(_read_labels(capture, step, index, fields.get("labels"), input_ids), input_ids, found),
         position_ids=position_ids,
         documents=found,
         boundaries=source,
         unbounded=reason,
+        given=given,
+    )
+
+
+def read_given(capture: Capture, step: int, index: int, *, rank: int = 0) -> dict[str, torch.Tensor]:
+    """Name → what the trainer's loss was given beside the model's batch; empty where that was not recorded."""
+    records = capture.micro_batch_tensors(step, "loss_input", index, rank=rank)
+    read = {name: record.read("full") for name, record in records.items()}
+    return {name: tensor for name, tensor in read.items() if tensor is not None}
+
+
+def join_pair_labels(given: Mapping[str, torch.Tensor], input_ids: torch.Tensor) -> torch.Tensor | None:
+    """(B, S) int64: labels of the preferred rows and then of the rejected ones, where they were given apart."""
+    sides = [given.get(name) for name in ("chosen_labels", "rejected_labels")]
+    width = input_ids.shape[1]
+    padded = [
+        torch.nn.functional.pad(side, (0, width - side.shape[1]), value=IGNORED)
+        for side in sides
+        if side is not None and side.dim() == 2 and side.shape[1] <= width
+    ]
+    joined = torch.cat(padded) if len(padded) == 2 else None
+    return joined if joined is not None and joined.shape == input_ids.shape else None
+
+
+def _read_pairs(
+    capture: Capture,
+    step: int,
+    index: int,
+    input_ids: torch.Tensor,
+    documents: tuple[Document, ...],
+    boundaries: str,
+    *,
+    labels: torch.Tensor,
+    given: Mapping[str, torch.Tensor],
+) -> MicroBatch:
+    """A micro-batch whose loss counts all tokens of the preferred rows, its first half, and the others' answers."""
+    losses = _aligned(capture, step, index, "next_token", input_ids, field="loss")
+    if losses is None:
+        raise UnreadableBatch(
+            f"micro-batch {index} of step {step}: the log-probabilities of its rows were not recorded"
+        )
+    empty = torch.full_like(input_ids, IGNORED)
+    micro = MicroBatch(input_ids, empty, empty != IGNORED, None, None, documents, boundaries, None)
+    inside = micro.next_tokens != IGNORED
+    asked = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    answers = (asked != IGNORED) & inside
+    counted = answers.clone()
+    counted[: input_ids.shape[0] // 2] = inside[: input_ids.shape[0] // 2]
+    return replace(
+        micro,
+        targets_seen=torch.where(answers, asked, micro.next_tokens).masked_fill(~counted, IGNORED),
+        counted=counted,
+        token_losses_seen=losses.masked_fill(~counted, 0.0),
+        given=given,
+        answers=answers,
     )
 
 
@@ -148,20 +210,22 @@ def _read_unlabelled(
 def _aligned(
     capture: Capture, step: int, index: int, kind: str, input_ids: torch.Tensor, *, field: str | None = None
 ) -> torch.Tensor | None:
-    """A recorded (B, S), (B, S−1) or flat tensor laid along input_ids; the last position has no target."""
-    rows, length = input_ids.shape
+    """A recorded tensor of targets or losses laid along input_ids; None where not exactly one was recorded."""
     records = capture.micro_batch_tensors(step, kind, index).values()
     parts = [record.read("full") for record in records if record.field == field]
     tensors = [part for part in parts if part is not None]
     if len(tensors) != 1:
         return None
-    tensor = tensors[0]
-    if tensor.dim() == 1 and tensor.numel() in (rows * length, rows * (length - 1)):
-        tensor = tensor.reshape(rows, -1)
-    if tensor.shape == (rows, length - 1):
-        fill = IGNORED if tensor.dtype == torch.int64 else 0
-        return torch.nn.functional.pad(tensor, (0, 1), value=fill)
-    return tensor if tensor.shape == (rows, length) else None
+    return lay_targets(tensors[0], input_ids, read_kept(capture, step, index, length=input_ids.shape[1]))
+
+
+def _read_labels(
+    capture: Capture, step: int, index: int, record: TensorRecord | None, input_ids: torch.Tensor
+) -> torch.Tensor | None:
+    labels = None if record is None else record.read("full")
+    if labels is None:
+        return None
+    return lay_labels(labels, input_ids, read_kept(capture, step, index, length=input_ids.shape[1]))
 
 
 def _asked(

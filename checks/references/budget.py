@@ -43,7 +43,7 @@ def count_parameters(checkpoint: Path) -> int:
 
 def reference_memory(checkpoint: Path, *, objective: Objective = "sft") -> int:
     """Bytes that a whole-model float64 reference is expected to need, without activations."""
-    more = INITIAL_BYTES if objective == "dpo" else 0
+    more = INITIAL_BYTES if objective in ("dpo", "kto", "grpo") else 0
     return count_parameters(checkpoint) * (REFERENCE_BYTES + more)
 
 

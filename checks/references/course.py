@@ -10,9 +10,10 @@ import torch
 from checks.captures.capture import Capture
 from checks.captures.row_prints import read_forwards
 from checks.errors import CaptureError
-from checks.references.batch import IGNORED, Document, MicroBatch
+from checks.references.batch import Document, MicroBatch
 from checks.references.convention import Convention, NoConvention
 from checks.references.epochs import follow
+from checks.references.kept import IGNORED
 from checks.spec import RunSpec
 
 Course = tuple[tuple[MicroBatch, ...], ...]
@@ -37,7 +38,7 @@ def read_course(spec: RunSpec, capture: Capture, convention: Convention) -> Cour
     lost = next((note.why for note in capture.missing if note.what == "rows"), None)
     if lost is not None:
         raise UnknownRows(f"not all rows were printed: {lost}")
-    coverage = follow(forwards, dataset, packing=spec.packing, batch=spec.batch)
+    coverage = follow(forwards, dataset, packing=spec.packs, batch=spec.batch)
     if coverage.unknown:
         found = f"{coverage.unknown} of {len(coverage.units)} rows are no sample of the data set"
         raise UnknownRows(f"{found} (see data.template), so that they cannot be trained on again")

@@ -11,8 +11,8 @@ import jinja2
 from checks.references.batch import Corpus
 from checks.references.conversation import ANSWERING, Part, Piece, find_pieces
 from checks.references.template import ChatTokenizer, load_tokenizer, render_document, render_messages
-from checks.samples import Preference, Sample, read_preferences, read_samples
-from checks.spec import RunSpec
+from checks.samples import Preference, Sample, read_preferences, read_prompts, read_samples
+from checks.spec import PREFERENCE_OBJECTIVES, RunSpec
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,14 @@ class Dataset:
     seq_len: int
     assistant_only: bool
     preferences: tuple[Preference, ...] = ()
+    row_count: int | None = None
+    """rows of an epoch where they are neither samples nor pairs of them"""
 
     @property
     def rows(self) -> int:
         """How many rows, or pairs of rows, an epoch has."""
+        if self.row_count is not None:
+            return self.row_count
         return len(self.preferences) or len(self.documents)
 
     @property
@@ -111,7 +115,11 @@ def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
         BadRequest: the checkpoint has no template or tokenizer to render with, or the template fails on a row.
     """
     tokenizer = load_tokenizer(spec.model, now=now)
-    preferences = read_preferences(spec.data) if spec.objective == "dpo" else ()
+    if spec.objective == "grpo":
+        # The rows are what the model generates; each prompt begins a group of them.
+        rows = len(read_prompts(spec.data)) * spec.num_generations
+        return Dataset((), (), (), tokenizer, spec.seq_len, assistant_only=True, row_count=rows)
+    preferences = read_preferences(spec.data) if spec.objective in PREFERENCE_OBJECTIVES else ()
     sides = tuple(side for one in preferences for side in one.sides)
     samples = sides or read_samples(spec.data)
     rendered = [render_document(sample, tokenizer) for sample in samples]
@@ -123,6 +131,7 @@ def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
         seq_len=spec.seq_len,
         assistant_only=spec.assistant_only or bool(preferences),
         preferences=preferences,
+        row_count=len(samples) if spec.objective == "kto" else None,
     )
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from checks.probes.choices import ambiguous_from, watch_choices
-from checks.references.batch import IGNORED, MicroBatch
+from checks.references.batch import MicroBatch
+from checks.references.kept import IGNORED
 from checks.references.loss import token_losses
 from checks.references.model import AUTOCAST, ModelSource, State, build_model, float64_mode
 from checks.references.moving import move_inputs
@@ -55,11 +56,21 @@ def check_pairs(micro_batches: Sequence[MicroBatch], *, step: int) -> None:
     """Refuse batches whose rows are no pairs of answers.
 
     Raises:
-        CannotCompare: an odd number of rows, a row of several documents, or an answer of which nothing counts.
+        CannotCompare: an odd number of rows, or as `check_answers`.
     """
     for index, micro in enumerate(micro_batches):
         if micro.input_ids.shape[0] % 2:
             raise CannotCompare(f"micro-batch {index} of step {step} has {micro.input_ids.shape[0]} rows, no pairs")
+    check_answers(micro_batches, step=step)
+
+
+def check_answers(micro_batches: Sequence[MicroBatch], *, step: int) -> None:
+    """Refuse batches whose rows are not one answer each.
+
+    Raises:
+        CannotCompare: a row of several documents, or an answer of which nothing counts.
+    """
+    for index, micro in enumerate(micro_batches):
         if sorted(document.row for document in micro.documents) != list(range(micro.input_ids.shape[0])):
             raise CannotCompare(f"the rows of micro-batch {index} of step {step} are not one document each")
         if not bool((micro.targets != IGNORED).any(dim=1).all()):
@@ -118,9 +129,9 @@ def compute_initial_answers(
     call are told.
 
     Raises:
-        CannotCompare: as `check_pairs`.
+        CannotCompare: as `check_answers`, and as `check_pairs` where the objective is one of pairs.
     """
-    check_pairs(micro_batches, step=step)
+    (check_answers if spec.objective == "kto" else check_pairs)(micro_batches, step=step)
     chooses = chooses_alone(spec, choices=choices, keys=keys, step=step)
     given = (micro_batches, {} if chooses else choices, {} if chooses else keys)
     exact_model = build_model(source, spec, State({}, {}), dtype=torch.float64, attention="eager")

@@ -15,10 +15,18 @@ from checks.captures.differences import Projection, project
 from checks.references.auxiliary import is_router
 from checks.references.batch import MicroBatch
 from checks.references.budget import check_memory
-from checks.references.initial import CannotCompare, check_pairs, chooses_alone, compute_initial_answers
+from checks.references.initial import (
+    CannotCompare,
+    check_answers,
+    check_pairs,
+    chooses_alone,
+    compute_initial_answers,
+)
+from checks.references.mismatched import read_mismatched
 from checks.references.model import ModelSource, State, float64_mode
 from checks.references.router_weights import WeightError, judge_weights, read_weights
 from checks.references.routing import ChoiceError, Choices, judge_choices, read_choices
+from checks.references.sampled import NoSamples, count_near_clip, read_samples_of
 from checks.references.selection import Selections, judge_selections, read_selections
 from checks.references.variants import StepInputs, Variant, compute_variants
 from checks.spec import RunSpec
@@ -96,7 +104,7 @@ def compute_reference(
     """
     refuse_dropout(capture, step)
     choices, keys = read_choices(capture, step, micro_batches), read_selections(capture, step, micro_batches)
-    if spec.objective == "dpo":
+    if spec.objective != "sft":
         _refuse_what_cannot_be_compared(spec, source, micro_batches, choices=choices, keys=keys, step=step)
     inputs = StepInputs(
         spec=spec,
@@ -156,10 +164,16 @@ def _refuse_what_cannot_be_compared(
     step: int,
 ) -> None:
     try:
-        check_pairs(micro_batches, step=step)
-    except CannotCompare as error:
+        (check_pairs if spec.objective in ("dpo", "orpo") else check_answers)(micro_batches, step=step)
+        if spec.objective == "kto":
+            read_mismatched(micro_batches)
+        if spec.objective == "grpo":
+            _refuse_samples(spec, micro_batches)
+    except (CannotCompare, NoSamples) as error:
         raise NoReference(str(error)) from None
-    if not chooses_alone(spec, choices=choices, keys=keys, step=step):
+    if spec.objective == "kto" and (choices or keys):
+        raise NoReference("which experts were chosen for the mismatched answers of the reference point is not recorded")
+    if spec.objective not in ("dpo", "kto") or not chooses_alone(spec, choices=choices, keys=keys, step=step):
         return
     check_memory(source.checkpoint)
     answers = compute_initial_answers(spec, source, micro_batches, choices=choices, keys=keys, step=step)
@@ -170,6 +184,18 @@ def _refuse_what_cannot_be_compared(
             f"which experts the reference model chose was not recorded, and in {open_} of {rows} rows the run's "
             "precision does not decide it"
         )
+
+
+def _refuse_samples(spec: RunSpec, micro_batches: Sequence[MicroBatch]) -> None:
+    for index, micro in enumerate(micro_batches):
+        samples = read_samples_of(micro, index=index)
+        if spec.beta and samples.reference is None:
+            raise NoSamples(f"micro-batch {index}: the loss was given no log-probabilities of the reference model")
+        if micro.token_losses_seen is not None and (near := count_near_clip(samples, micro.token_losses_seen, spec)):
+            raise NoSamples(
+                f"micro-batch {index}: rounding decides whether {near} ratios are clipped, and so whether they have a "
+                "gradient"
+            )
 
 
 def _auxiliary_gradients(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from checks.captures.capture import Capture
-from checks.references.batch import IGNORED
+from checks.references.batch import join_pair_labels, read_given
+from checks.references.kept import IGNORED, lay_labels, lay_targets, read_kept
 
 SHIFTS = (0, 1, 2, -1, -2)
 """by how many positions labels are tried to be ahead of the tokens: 0 where the model shifts, 1 where it need not"""
@@ -85,7 +86,12 @@ def read_rows(capture: Capture, *, pad_token_id: int | None) -> Batches:
                 if ids is None or ids.dim() != 2:
                     missing.append(place)
                     continue
+                if fields.get("labels") is None:
+                    fields["labels"] = join_pair_labels(read_given(capture, step, record.index, rank=rank), ids)
                 seen = _targets(capture, step, record.index, rank=rank, ids=ids)
+                if fields["labels"] is not None:
+                    kept = read_kept(capture, step, record.index, length=ids.shape[1], rank=rank)
+                    fields["labels"] = lay_labels(fields["labels"], ids, kept)
                 lying, trained = _read_labels(place, ids, fields.get("labels"), seen)
                 labels.append(lying)
                 rows += _cut_rows((step, rank, record.index), ids, fields, trained, pad_token_id)
@@ -97,12 +103,7 @@ def _targets(capture: Capture, step: int, index: int, *, rank: int, ids: torch.T
     found = [record.read("full") for record in capture.micro_batch_tensors(step, "target", index, rank=rank).values()]
     if len(found) != 1 or found[0] is None:
         return None
-    target, (rows, length) = found[0], ids.shape
-    if target.dim() == 1 and target.numel() in (rows * length, rows * (length - 1)):
-        target = target.reshape(rows, -1)
-    if target.shape == (rows, length - 1):
-        return torch.nn.functional.pad(target, (0, 1), value=IGNORED)
-    return target if target.shape == (rows, length) else None
+    return lay_targets(found[0], ids, read_kept(capture, step, index, length=ids.shape[1], rank=rank))
 
 
 def _read_labels(

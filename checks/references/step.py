@@ -14,9 +14,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from checks.references.batch import IGNORED, Document, MicroBatch
+from checks.references.batch import Document, MicroBatch
+from checks.references.kept import IGNORED
 from checks.references.loss import token_losses
-from checks.references.objectives import Computed, Objective, TokenMean
+from checks.references.objectives import Computed, Objective, Span, TokenMean
 
 Layout = Literal["documents", "right", "left", "merged"]
 
@@ -125,8 +126,10 @@ def run_step(
                 logits = forward(model, batch)
             wide = logits if logits.dtype == torch.float64 else logits.float()
             per_token = token_losses(wide, batch.targets)
-            computed.append(Computed(per_token, tuple((piece.micro, piece.document.row) for piece in batch.pieces)))
-            _scatter(per_token.detach(), batch, losses)
+            rows = tuple((piece.micro, piece.document.row) for piece in batch.pieces)
+            spans = tuple(Span(p.offset, p.document.start, p.document.stop) for p in batch.pieces)
+            computed.append(Computed(per_token, rows, spans))
+            scatter(per_token.detach(), batch, losses)
         if not computed:
             continue
         scalar = reduce(computed)
@@ -154,7 +157,8 @@ def positions(batch: ForwardBatch) -> torch.Tensor | None:
     return (batch.attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def _scatter(per_token: torch.Tensor, batch: ForwardBatch, losses: Sequence[torch.Tensor]) -> None:
+def scatter(per_token: torch.Tensor, batch: ForwardBatch, losses: Sequence[torch.Tensor]) -> None:
+    """Put the (b, s) values of a forward to the places in their micro-batches, (B, S) each."""
     for row, piece in enumerate(batch.pieces):
         document = piece.document
         length = document.stop - document.start

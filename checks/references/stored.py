@@ -37,7 +37,10 @@ FORMAT = 3
 """Raised when the file or what a reference means changes: older files are then computed again."""
 
 _SCALARS = ("error", "norm", "other_norm", "dot", "square", "other_square")
-_SPEC_FIELDS = ("precision", "attention", "lora_r", "lora_alpha", "objective", "beta")
+_SPEC_FIELDS = (
+    *("precision", "attention", "lora_r", "lora_alpha", "objective", "beta"),
+    *("grpo_loss", "temperature", "max_completion_length"),
+)
 """What of a run spec reaches the reference beside the batch and the weights."""
 
 
@@ -113,6 +116,8 @@ def reference_key(
         add("documents", [index, [asdict(document) for document in micro.documents], micro.boundaries])
         add_tensor("input_ids", micro.input_ids)
         add_tensor("counted", micro.counted)
+        for name, tensor in sorted(micro.given.items()):
+            add_tensor(name, tensor)
     chosen = {**read_choices(capture, step, micro_batches), **read_selections(capture, step, micro_batches)}
     for path, parts in sorted(chosen.items()):
         for part in parts:

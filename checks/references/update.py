@@ -47,6 +47,8 @@ class ParameterUpdate:
     expected: torch.Tensor
     floor: float
     moments: Mapping[str, tuple[float, float]]
+    rounds_away: bool = False
+    """the definition, too, leaves every sampled element where it is: the parameter's dtype rounds the step away"""
 
     @property
     def error(self) -> float:
@@ -173,7 +175,12 @@ def _replay(
     epsilon = 2.0**-24 if dtype == torch.float32 else EPSILON["bf16_params"]
     floor = max(float((form.double() - exact).norm()) for form in forms) + epsilon * float(parameter.norm())
     return ParameterUpdate(
-        name, new - parameter, exact - parameter, floor, _judge_moments(moments, states, epsilon=epsilon)
+        name,
+        new - parameter,
+        exact - parameter,
+        floor,
+        _judge_moments(moments, states, epsilon=epsilon),
+        rounds_away=any(torch.equal(form.double(), parameter) for form in forms),
     )
 
 

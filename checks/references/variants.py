@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +12,10 @@ from torch import nn
 from checks.captures.differences import Difference, Projection, difference
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.batch import MicroBatch
-from checks.references.initial import refer_answers
 from checks.references.model import AUTOCAST, LOSS_SCALES, ModelSource, State, build_model
 from checks.references.moving import move_inputs
-from checks.references.objectives import Objective, PreferenceMargin
+from checks.references.objective_of_run import Manner, forward_at, make_objective
+from checks.references.objectives import Objective
 from checks.references.routing import Choices, Replay
 from checks.references.selection import SelectionReplay, Selections
 from checks.references.step import ForwardBatch, Layout, StepResult, count_targets, run_step
@@ -116,7 +117,7 @@ class StepInputs:
     @property
     def compares(self) -> bool:
         """Whether the objective compares the model with what it began as."""
-        return self.spec.objective == "dpo"
+        return self.spec.objective in ("dpo", "kto")
 
     def build_initial(self, *, dtype: torch.dtype, attention: Attention) -> nn.Module | None:
         """The checkpoint's own weights, without adapters, where the objective compares with them."""
@@ -138,7 +139,7 @@ class StepInputs:
             replay.begin(batch)
             keys.begin(batch)
 
-        objective = None if initial is None else self._compare(initial, layout, exact=exact)
+        objective = self._make_objective(model, initial, layout, exact=exact)
         replay.attach(model)
         keys.attach(model)
         auxiliary = AuxiliaryLoss.of(self.config, self.micro_batches)
@@ -152,6 +153,7 @@ class StepInputs:
             before_forward=begin,
             loss_scale=1.0 if exact else LOSS_SCALES.get(self.spec.precision, 1.0),
             objective=objective,
+            forward=functools.partial(forward_at, self.spec.temperature),
         )
         replay.detach()
         keys.detach()
@@ -161,14 +163,12 @@ class StepInputs:
         total = auxiliary.last_total if auxiliary else 0.0
         return Computation(result, total, scores, replay.groups, replay.weights)
 
-    def _compare(self, initial: nn.Module, layout: Layout, *, exact: bool) -> Objective:
+    def _make_objective(
+        self, model: nn.Module, initial: nn.Module | None, layout: Layout, *, exact: bool
+    ) -> Objective | None:
         autocast = None if exact else AUTOCAST[self.spec.precision]
         choices, keys = ({}, {}) if self.initial_chooses else (self.choices, self.selections)
-        reference = refer_answers(
-            initial, self.micro_batches, layout=layout, autocast=autocast, choices=choices, keys=keys
-        )
-        rows = tuple(micro.input_ids.shape[0] for micro in self.micro_batches)
-        return PreferenceMargin(self.spec.beta, reference, rows)
+        return make_objective(Manner(self.spec, self.micro_batches, layout, autocast, choices, keys), model, initial)
 
     def has_auxiliary(self) -> bool:
         return AuxiliaryLoss.of(self.config, self.micro_batches) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from checks.samples.preference import Preference
+from checks.samples.prompts import Prompt, read_prompts
 from checks.samples.reading import PREFERENCES, SAMPLE_FILES, read_preferences, read_samples, resolve_data
 from checks.samples.sample import Sample
 
@@ -10,8 +11,10 @@ __all__ = [
     "PREFERENCES",
     "SAMPLE_FILES",
     "Preference",
+    "Prompt",
     "Sample",
     "read_preferences",
+    "read_prompts",
     "read_samples",
     "resolve_data",
 ]

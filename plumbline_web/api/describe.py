@@ -71,6 +71,7 @@ def describe_validation(validation: Validation) -> dict[str, Any]:
         "spec": validation.spec,
         "plan": validation.plan,
         "cloned_from": None if validation.cloned_from_id is None else f"V-{validation.cloned_from_id}",
+        "capture": validation.pushed_id,
         "jobs": [
             {
                 "id": job.pk,

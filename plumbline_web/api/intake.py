@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from django.db import transaction
@@ -12,7 +12,7 @@ from django.db import transaction
 from checks.errors import CaptureError
 from plumbline_web.accounts.models import User
 from plumbline_web.api.errors import ApiError, invalid
-from plumbline_web.api.manifest import check_manifest
+from plumbline_web.api.manifest import check_manifest, refuse_deep
 from plumbline_web.api.upload_store import (
     MOST_BYTES,
     MOST_FILES,
@@ -22,8 +22,10 @@ from plumbline_web.api.upload_store import (
     completing,
     note_capture,
 )
-from plumbline_web.artefacts.store import store_file
+from plumbline_web.artefacts.store import digest_files, store_file
 from plumbline_web.validations.models import Capture, CaptureFile
+from plumbline_web.validations.origin import read_origin
+from workers.report.as_json import to_plain
 
 MANIFEST = "manifest.json"
 
@@ -55,6 +57,13 @@ def read_announcement(files: object) -> tuple[AnnouncedFile, ...]:
     if total > MOST_BYTES:
         raise ApiError(413, f"{total:,} bytes were announced; a capture has at most {MOST_BYTES:,}: record sketches.")
     return tuple(found)
+
+
+def find_whole(files: Sequence[AnnouncedFile], *, by: User) -> Capture | None:
+    """One's own uploaded capture of the very same files, all of them in the store still."""
+    digest = digest_files([(file.name, file.sha256) for file in files])
+    own = Capture.objects.filter(uploaded_by=by, digest=digest)
+    return own.exclude(files__artefact__missing_since__isnull=False).order_by("pk").first()
 
 
 def make_capture(upload: Upload, *, by: User) -> tuple[Capture, bool]:
@@ -110,8 +119,9 @@ def _check_whole(upload: Upload) -> None:
 def _store(upload: Upload, *, by: User) -> Capture:
     # torch, which reading captures needs, is loaded by the process that takes an upload and by no other
     from checks.captures.capture import open_capture
-    from plumbline_web.validations.work.scratch import count_tensors, digest_files
+    from plumbline_web.validations.work.scratch import count_tensors
 
+    refuse_deep(upload.content / MANIFEST)
     check_manifest(upload.content / MANIFEST)
     try:
         for file in _list_tensor_files(upload):
@@ -132,6 +142,8 @@ def _store(upload: Upload, *, by: User) -> Capture:
             framework=_name_framework(recorded.packages),
             steps=steps,
             tensors=tensors,
+            whole=not recorded.missing,
+            recorded=to_plain(read_origin(recorded.manifest)),
         )
         CaptureFile.objects.bulk_create(
             CaptureFile(capture=capture, name=name, artefact=artefact) for name, artefact in artefacts

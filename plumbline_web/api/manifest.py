@@ -7,6 +7,7 @@ database, and every container that is walked, is looked at first, so that an err
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +22,30 @@ LARGEST_COUNT = 2**31 - 1
 LARGEST_EXTENT = 2**63 - 1
 MOST_ERRORS = 20
 
+MOST_DEPTH = 64
+"""Of objects and lists in each other; the recorder writes nine."""
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+
 Errors = dict[str, str]
+
+
+def refuse_deep(file: Path) -> None:
+    """Refuse JSON that nests deeper than any manifest, before a parser builds it.
+
+    Raises:
+        ApiError: 400.
+    """
+    depth = 0
+    for token in _BRACKETS.finditer(file.read_bytes()):
+        opened = token.group()
+        if opened in (b"[", b"{"):
+            depth += 1
+            if depth > MOST_DEPTH:
+                found = f"{file.name} nests deeper than {MOST_DEPTH} levels; record it again"
+                raise ApiError(400, f"This is no capture that can be read: {found}.")
+        elif opened in (b"]", b"}"):
+            depth -= 1
 
 
 def check_manifest(file: Path) -> None:

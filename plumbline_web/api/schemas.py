@@ -38,6 +38,7 @@ class SubmissionIn(Schema):
     queue: str = Field("cpu", description="cpu or gpu")
     time_limit_s: float | None = Field(None, description="of each framework run; 600 by default")
     memory_limit_gb: float | None = Field(None, description="of each framework run's processes together; 10⁹ bytes")
+    capture: int | None = Field(None, description="an uploaded capture to judge instead of a run of the framework")
     idempotency_key: str | None = Field(None, description="instead of the header of that name")
 
 
@@ -88,6 +89,7 @@ class ValidationDetail(Validation):
     spec: dict[str, Any] = Field(description="the whole run spec")
     plan: dict[str, Any] = Field(description="runs with the checks that read them, skipped checks with the reason")
     cloned_from: str | None
+    capture: int | None = Field(description="the uploaded capture that is judged; null where the framework was run")
     jobs: list[Job]
 
 
@@ -138,6 +140,7 @@ class UploadFileIn(Schema):
 class UploadIn(Schema):
     model_config = ConfigDict(title="Upload")
     files: list[UploadFileIn]
+    resume: bool = Field(False, description="take up one's own upload of the very same files, where there is one")
 
 
 class UploadFile(Schema):
@@ -228,6 +231,7 @@ class Check(Schema):
 class Me(Schema):
     username: str
     role: str
+    scopes: list[str] | None = Field(description="of the token that calls; null for a session")
     plumbline: str = Field(description="version of the server")
     api: int
 

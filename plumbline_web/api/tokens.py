@@ -35,7 +35,14 @@ API_VERSION = 1
 def read_me(request: HttpRequest) -> dict[str, Any]:
     """A client's first call: it says whether the token is right and which version answers."""
     user = caller(request)
-    return {"username": user.username, "role": user.role, "plumbline": version("plumbline"), "api": API_VERSION}
+    token = Token.objects.filter(pk=request.META[TOKEN]).first() if TOKEN in request.META else None
+    return {
+        "username": user.username,
+        "role": user.role,
+        "scopes": None if token is None else token.scopes,
+        "plumbline": version("plumbline"),
+        "api": API_VERSION,
+    }
 
 
 @router.get(

@@ -8,6 +8,7 @@ for the store.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +52,13 @@ class WrongOffset(ValueError):
 
 class TooLong(ValueError):
     """More bytes than were announced, or than a chunk may have."""
+
+
+class WrongDigest(ValueError):
+    """A chunk whose bytes are not those that its sender hashed."""
+
+    def __init__(self) -> None:
+        super().__init__("The chunk has another SHA-256 than its sender says, and none of it was kept; send it again.")
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,27 @@ def find_upload(id: str, *, owner: int) -> Upload | None:
     return upload if upload.owner == owner else None
 
 
+def find_same(files: Sequence[AnnouncedFile], *, owner: int) -> Upload | None:
+    """One's own upload of the very same files that is under way; the one that has most of them."""
+    wanted = sorted(files, key=lambda file: file.name)
+    found = (find_upload(directory.name, owner=owner) for directory in _list())
+    same = [
+        upload
+        for upload in found
+        if upload is not None and upload.capture is None and sorted(upload.files, key=lambda file: file.name) == wanted
+    ]
+    return max(same, key=lambda upload: sum(map(upload.received, range(len(upload.files)))), default=None)
+
+
+@contextmanager
+def announcing(owner: int) -> Iterator[None]:
+    """Hold a person's announcements: two that come at once for the same files are to find one upload."""
+    _root().mkdir(parents=True, exist_ok=True)
+    with (_root() / f"announcing-{owner}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def count_open(owner: int) -> int:
     """How many uploads of a person are under way."""
     found = (find_upload(directory.name, owner=owner) for directory in _list())
@@ -134,8 +164,7 @@ def append_chunk(upload: Upload, number: int, source: BinaryIO, *, offset: int, 
         WrongOffset, TooLong: nothing was written.
     """
     file = upload.files[number]
-    if length > CHUNK_BYTES:
-        raise TooLong(f"A chunk of {length:,} bytes was sent; send at most {CHUNK_BYTES:,}.")
+    check_length(length)
     with (upload.content / file.name).open("ab") as target:
         fcntl.flock(target, fcntl.LOCK_EX)  # a repeated chunk may arrive beside the first
         received = os.fstat(target.fileno()).st_size
@@ -150,6 +179,26 @@ def append_chunk(upload: Upload, number: int, source: BinaryIO, *, offset: int, 
         return received + length - left
 
 
+def read_checked(source: BinaryIO, *, length: int, sha256: bytes) -> BinaryIO:
+    """A chunk in memory, its bytes those that its sender hashed.
+
+    Raises:
+        TooLong: it is longer than a chunk may be; nothing was read.
+        WrongDigest: it is not what was sent, or the connection broke off in it.
+    """
+    check_length(length)
+    content = source.read(length)
+    if len(content) != length or hashlib.sha256(content).digest() != sha256:
+        raise WrongDigest
+    return BytesIO(content)
+
+
+def check_length(length: int) -> None:
+    """Raises TooLong."""
+    if length > CHUNK_BYTES:
+        raise TooLong(f"A chunk of {length:,} bytes was sent; send at most {CHUNK_BYTES:,}.")
+
+
 @contextmanager
 def completing(upload: Upload) -> Iterator[Upload]:
     """Hold an upload while it becomes a capture; as it then is, for another request may have completed it."""
@@ -158,10 +207,12 @@ def completing(upload: Upload) -> Iterator[Upload]:
         yield find_upload(upload.id, owner=upload.owner) or upload
 
 
-def note_capture(upload: Upload, capture: int) -> None:
+def note_capture(upload: Upload, capture: int) -> Upload:
     """It is complete: its bytes are in the store, and a repeated request is told which capture it became."""
-    _write(Upload(upload.id, upload.owner, upload.files, capture))
+    complete = Upload(upload.id, upload.owner, upload.files, capture)
+    _write(complete)
     shutil.rmtree(upload.content, ignore_errors=True)
+    return complete
 
 
 def discard(upload: Upload) -> None:

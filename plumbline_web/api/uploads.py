@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from typing import Any, BinaryIO, cast
 
 from django.http import Http404, HttpRequest
@@ -12,7 +15,7 @@ from plumbline_web.api.access import access, caller
 from plumbline_web.api.body import describe_body, read_object
 from plumbline_web.api.captures import describe_capture
 from plumbline_web.api.errors import ApiError, invalid
-from plumbline_web.api.intake import make_capture, read_announcement
+from plumbline_web.api.intake import find_whole, make_capture, read_announcement
 from plumbline_web.api.schemas import CaptureDetail, Error, UploadIn
 from plumbline_web.api.schemas import Upload as UploadOut
 from plumbline_web.api.upload_store import (
@@ -20,12 +23,17 @@ from plumbline_web.api.upload_store import (
     MOST_OPEN,
     TooLong,
     Upload,
+    WrongDigest,
     WrongOffset,
+    announcing,
     append_chunk,
     count_open,
     discard,
+    find_same,
     find_upload,
+    note_capture,
     open_upload,
+    read_checked,
     sweep,
 )
 
@@ -33,23 +41,51 @@ router = Router(tags=["captures"])
 
 UPLOAD = access(Scope.UPLOAD, Role.SUBMITTER)
 
+DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):", re.ASCII)
+"""`Content-Digest` of RFC 9530 with the one algorithm that is read here."""
+
 
 @router.post(
     "/uploads",
     auth=UPLOAD,
-    response={201: UploadOut, 400: Error, 401: Error, 403: Error, 409: Error, 413: Error, 507: Error},
+    response={
+        201: UploadOut,
+        200: UploadOut,
+        400: Error,
+        401: Error,
+        403: Error,
+        409: Error,
+        413: Error,
+        507: Error,
+    },
     openapi_extra=describe_body(UploadIn),
     summary="Announce an upload",
     operation_id="create_upload",
 )
 def create_upload(request: HttpRequest) -> Status[dict[str, Any]]:
-    """Names, sizes and SHA-256 of a capture's files: manifest.json and .safetensors, nothing else."""
-    files = read_announcement(read_object(request, known=("files",)).get("files"))
+    """Names, sizes and SHA-256 of a capture's files: manifest.json and .safetensors, nothing else.
+
+    With `resume`: 200 with the caller's own upload of the very same files, under way or complete, where there is one.
+    """
+    given = read_object(request, known=("files", "resume"))
+    files = read_announcement(given.get("files"))
+    resume = given.get("resume", False)
+    if not isinstance(resume, bool):
+        raise invalid({"resume": "is neither true nor false; use true or false"})
     owner = caller(request).pk
     sweep()
-    if count_open(owner) >= MOST_OPEN:
-        raise ApiError(409, f"You have {MOST_OPEN} uploads under way; complete or discard one.", code="illegal_state")
-    return Status(201, _show(open_upload(files, owner=owner)))
+    with announcing(owner):
+        same = find_same(files, owner=owner) if resume else None
+        if same is not None:
+            return Status(200, _show(same))
+        whole = find_whole(files, by=caller(request)) if resume else None
+        if whole is None and count_open(owner) >= MOST_OPEN:
+            found = f"You have {MOST_OPEN} uploads under way; complete or discard one."
+            raise ApiError(409, found, code="illegal_state")
+        upload = open_upload(files, owner=owner)
+        if whole is not None:
+            return Status(200, _show(note_capture(upload, whole.pk)))
+    return Status(201, _show(upload))
 
 
 @router.get(
@@ -69,10 +105,19 @@ def read_upload(request: HttpRequest, upload: str) -> dict[str, Any]:
     auth=UPLOAD,
     response={200: UploadOut, 400: Error, 401: Error, 403: Error, 404: Error, 409: Error, 413: Error, 507: Error},
     openapi_extra={
+        "parameters": [
+            {
+                "in": "header",
+                "name": "Content-Digest",
+                "required": False,
+                "schema": {"type": "string"},
+                "description": "sha-256=:<base64>: (RFC 9530); the chunk is kept only where it agrees",
+            }
+        ],
         "requestBody": {
             "required": True,
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        }
+        },
     },
     summary="Send a chunk",
     operation_id="send_chunk",
@@ -84,11 +129,17 @@ def send_chunk(request: HttpRequest, upload: str, number: int, offset: int) -> d
         raise Http404
     if found.capture is not None:
         raise ApiError(409, "This upload is complete; announce another one.", code="illegal_state")
-    source = cast(BinaryIO, request)
+    source, length, sha256 = cast(BinaryIO, request), _read_length(request), _read_digest(request)
     try:
-        append_chunk(found, number, source, offset=offset, length=_read_length(request))
+        if sha256 is not None:
+            source = read_checked(source, length=length, sha256=sha256)
+        append_chunk(found, number, source, offset=offset, length=length)
     except WrongOffset as error:
         raise ApiError(409, str(error), code="wrong_offset", fields={"offset": str(error.received)}) from None
+    except WrongDigest as error:
+        raise ApiError(409, str(error), code="wrong_digest") from None
+    except FileNotFoundError:  # discarded, or completed by another request, since it was found
+        raise Http404 from None
     except TooLong as error:
         raise ApiError(413, str(error)) from None
     return _show(found)
@@ -141,6 +192,20 @@ def _read_length(request: HttpRequest) -> int:
     if not text.isascii() or not text.isdigit():
         raise invalid({"Content-Length": "is missing; send each chunk with its length"})
     return int(text)
+
+
+def _read_digest(request: HttpRequest) -> bytes | None:
+    """The chunk's SHA-256 where its sender gives one."""
+    text = request.headers.get("Content-Digest")
+    if text is None:
+        return None
+    found = DIGEST.fullmatch(text.strip())
+    if found is None:
+        raise invalid({"Content-Digest": "is not sha-256=:<44 characters of base64>:, as RFC 9530 writes it"})
+    try:
+        return base64.b64decode(found[1], validate=True)
+    except binascii.Error:
+        raise invalid({"Content-Digest": "is no base64"}) from None
 
 
 def _show(upload: Upload) -> dict[str, Any]:

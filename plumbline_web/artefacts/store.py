@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,6 +83,11 @@ def materialise(artefact: Artefact, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copyfile(source, target)
+
+
+def digest_files(names: Sequence[tuple[str, str]]) -> str:
+    """One digest of a directory: SHA-256 over its files' names and digests, in the order of the names."""
+    return hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
 
 
 def _note_missing(artefact: Artefact) -> None:

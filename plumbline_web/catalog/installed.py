@@ -62,15 +62,20 @@ def installed_packages() -> Mapping[str, str]:
 
 def get_environment(framework: Framework) -> Environment:
     """The environment in which this installation runs a framework."""
-    packages = dict(installed_packages())
-    content = json.dumps([platform.python_version(), sorted(packages.items())])
+    return keep_environment(framework, python=platform.python_version(), packages=installed_packages())
+
+
+def keep_environment(framework: Framework, *, python: str, packages: Mapping[str, str]) -> Environment:
+    """The row of an environment, of what can change the framework's numbers."""
+    kept = {name: packages[name] for name in sorted({*PACKAGES, framework.package} & set(packages))}
+    content = json.dumps([python, sorted(kept.items())])
     environment, _ = Environment.objects.get_or_create(
         framework=framework,
         digest=hashlib.sha256(content.encode()).hexdigest(),
         defaults={
-            "version": packages.get(framework.package, "unknown"),
-            "python": platform.python_version(),
-            "packages": packages,
+            "version": kept.get(framework.package, "unknown")[:50],  # what the columns hold; a pushed one may say more
+            "python": python[:20],
+            "packages": kept,
         },
     )
     return environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 from plumbline_web.jobs.enums import JobState, Kind, Queue
@@ -92,3 +93,39 @@ class LogLine(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "token", "number"], name="log_line_once")]
+
+
+class Device(models.Model):
+    """One row = one GPU of one machine that runs may be given, as the machine's workers name it."""
+
+    host = models.CharField(max_length=200)
+    name = models.CharField(max_length=100)
+    """what CUDA_VISIBLE_DEVICES calls it"""
+    place = models.PositiveIntegerField()
+    """in the machine's own order"""
+    seen_at = models.DateTimeField()
+    """when a worker of the machine last named it"""
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "name"], name="device_once_a_host")]
+
+
+class DeviceWish(models.Model):
+    """One row = one lease's wish for devices of its machine: a place in the queue, then the devices themselves.
+
+    It is void once its job runs under another token, or runs no more.
+    """
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="device_wishes")
+    token = models.PositiveBigIntegerField()
+    """of the job's lease that asked"""
+    host = models.CharField(max_length=200)
+    count = models.PositiveSmallIntegerField()
+    asked_at = models.DateTimeField(auto_now_add=True)
+    granted_at = models.DateTimeField(null=True, blank=True)
+    devices = ArrayField(models.CharField(max_length=100), default=list)
+    """names; empty while it waits"""
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "token"], name="device_wish_once_a_lease")]
+        indexes = [models.Index(fields=["host", "id"], name="device_queue")]  # who is next on a machine

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.client
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 from plumbline_web.up.service import Service
+from workers.devices.listing import DEVICES, list_devices
 from workers.queues import CONTROL, CPU, GPU, host_queue
 
 CELERY = (sys.executable, "-m", "celery", "-A", "plumbline_web")
@@ -78,8 +77,10 @@ def _local(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def describe_worker(name: str, *, queues: tuple[str, ...], gpus: str) -> Service:
-    """One process that runs one thing at a time; `gpus` is what it sees as CUDA_VISIBLE_DEVICES."""
+def describe_worker(name: str, *, queues: tuple[str, ...], gpus: str, pool: tuple[str, ...] = ()) -> Service:
+    """One process that runs one thing at a time; `gpus` is what it sees as CUDA_VISIBLE_DEVICES itself, `pool` what it
+    lends to its runs: the machine's, which all its workers share.
+    """
     node = f"{name}@{socket.gethostname()}"
     return Service(
         name=name,
@@ -96,6 +97,7 @@ def describe_worker(name: str, *, queues: tuple[str, ...], gpus: str) -> Service
         end_s=COLD_S,
         environment={
             "CUDA_VISIBLE_DEVICES": gpus,
+            DEVICES: ",".join(pool),
             # Tiny models are a hundred times slower with several threads.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "TOKENIZERS_PARALLELISM": "false",
@@ -116,7 +118,9 @@ def describe_runners(queues: tuple[str, ...], *, workers: int, gpus: tuple[str, 
     here: list[Service] = []
     on_cpu = tuple(queue for queue in queues if queue == CPU or not gpus)
     if GPU in queues:
-        here += (describe_worker(f"gpu-{number}", queues=(GPU,), gpus=gpu) for number, gpu in enumerate(gpus))
+        here += (
+            describe_worker(f"gpu-{number}", queues=(GPU,), gpus=gpu, pool=gpus) for number, gpu in enumerate(gpus)
+        )
     if on_cpu:
         here += (describe_worker(f"cpu-{number}", queues=on_cpu, gpus="") for number in range(1, workers + 1))
     return tuple(here)
@@ -153,13 +157,5 @@ def responds(node: str) -> bool:
 
 
 def list_gpus() -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES may name, one by one: its own list where it is set, else what the driver lists."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return tuple(name.strip() for name in given.split(",") if name.strip() not in ("", "-1"))
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=30
-    )
-    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()
+    """What CUDA_VISIBLE_DEVICES may name, one by one."""
+    return list_devices()

@@ -28,6 +28,7 @@ from plumbline_web.validations.planning import (
     preview,
     resolve,
 )
+from plumbline_web.validations.pushed import attach_pushed
 from plumbline_web.validations.states import change_of_state, move, move_run
 from plumbline_web.validations.submission import Submission
 from workers.planner import PlannedRun
@@ -112,7 +113,7 @@ def cancel(validation: Validation, *, by: User, version: int | None = None) -> V
 
 
 def retry(validation: Validation, *, by: User) -> Validation:
-    """Submit the same again, with fresh captures.
+    """Submit the same again, with fresh captures; a pushed capture is judged again as a new validation.
 
     Raises:
         Refused, InvalidSubmission: as for `submit`; it is still under way.
@@ -122,7 +123,10 @@ def retry(validation: Validation, *, by: User) -> Validation:
     if validation.is_open:
         raise Refused("illegal_state", f"{validation.number} is still under way; cancel it first")
     again, _ = submit(
-        submission_of(validation, fresh=True), owner=by, cloned_from=validation, profile=validation.profile
+        submission_of(validation, fresh=validation.pushed_id is None),
+        owner=by,
+        cloned_from=validation,
+        profile=validation.profile,
     )
     return again
 
@@ -162,6 +166,7 @@ def submission_of(validation: Validation, *, fresh: bool | None = None) -> Submi
         queue=validation.queue,
         time_limit_s=validation.time_limit_s,
         memory_limit_bytes=validation.memory_limit_bytes,
+        capture=validation.pushed_id,
     )
 
 
@@ -213,11 +218,16 @@ def _create(
         plan=describe_plan(resolved.plan) | {"data_digest": resolved.data_digest},
         phase="waiting for a worker",
         idempotency_key=key,
+        pushed=resolved.capture,
     )
 
 
 def _attach(validation: Validation, resolved: Resolved, planned: PlannedRun) -> None:
     need = need_of(resolved, planned)
+    if resolved.capture is not None:
+        steps = planned.captured_steps
+        attach_pushed(validation, resolved.capture, need=need, spec=to_plain(planned.spec), steps=steps)
+        return
     attach_run(
         validation,
         role=RunRole(planned.role.value),

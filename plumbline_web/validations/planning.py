@@ -13,12 +13,17 @@ from checks.spec import RunSpec
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.installed import get_environment, get_framework, get_model
 from plumbline_web.catalog.models import Environment, Framework, TrainedModel
-from plumbline_web.jobs.enums import Kind
+from plumbline_web.jobs.devices import most_devices
+from plumbline_web.jobs.enums import Kind, Queue
 from plumbline_web.storage import is_full
+from plumbline_web.validations.models import Capture
 from plumbline_web.validations.needs import digest_data, digest_need, expected_seconds, find_stored
+from plumbline_web.validations.pushed import environment_of, find_pushed, pushed_need
 from plumbline_web.validations.submission import FIELDS, InvalidSubmission, Submission, check_roots
+from workers.devices.lending import refuse_too_many
 from workers.execution import TITLES
 from workers.planner import Plan, PlannedRun, make_plan
+from workers.push.judging import build_pushed_spec, keep_asked_run
 from workers.validate import build_spec
 
 PROCESS_BYTES = 1_200_000_000
@@ -38,6 +43,8 @@ class Resolved:
     environment: Environment
     model: TrainedModel
     data_digest: str
+    capture: Capture | None = None
+    """the uploaded one that takes the place of the asked run"""
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,12 @@ def resolve(submission: Submission) -> Resolved:
         OSError: the disk is full.
     """
     check_roots(submission)
+    capture = find_pushed(submission)
     try:
-        spec, checks, _ = build_spec(submission.to_request())
+        if capture is None:
+            spec, checks, _ = build_spec(submission.to_request())
+        else:
+            spec, checks = build_pushed_spec(submission.to_request())
         model = get_model(submission.model, resolve_model(submission.model))
         data_digest = digest_data(spec.data)
     except BadRequest as error:
@@ -84,15 +95,29 @@ def resolve(submission: Submission) -> Resolved:
             raise error.__context__ from None
         raise InvalidSubmission(_name_field(error, submission)) from error
     framework = get_framework(submission.framework)
+    plan = make_plan(spec, checks)
+    if capture is None and submission.queue == Queue.GPU:
+        _refuse_devices(plan)
     return Resolved(
         submission=submission,
         spec=spec,
-        plan=make_plan(spec, checks),
+        plan=plan if capture is None else keep_asked_run(plan),
         framework=framework,
-        environment=get_environment(framework),
+        environment=get_environment(framework) if capture is None else environment_of(capture, framework),
         model=model,
         data_digest=data_digest,
+        capture=capture,
     )
+
+
+def _refuse_devices(plan: Plan) -> None:
+    """Refuse what no machine of this installation has the devices for, as far as they have named any."""
+    there = most_devices()
+    try:
+        for planned in plan.runs:
+            refuse_too_many(planned.spec, there=there, where="the largest machine here")
+    except BadRequest as error:
+        raise InvalidSubmission({f"settings.{error.field}": f"{error.found}; {error.remedy}"}) from None
 
 
 def _name_field(error: BadRequest, submission: Submission) -> dict[str, str]:
@@ -154,7 +179,8 @@ def _expect_whole(resolved: Resolved, new_runs: int) -> float | None:
 
 
 def need_of(resolved: Resolved, planned: PlannedRun) -> str:
-    return digest_need(
+    """What decides the content of a planned run's capture; a pushed one is its own and answers to no other need."""
+    need = digest_need(
         planned.spec,
         environment=resolved.environment,
         model=resolved.model,
@@ -164,6 +190,7 @@ def need_of(resolved: Resolved, planned: PlannedRun) -> str:
         memory=planned.memory,
         full=resolved.submission.full and not planned.memory,
     )
+    return need if resolved.capture is None else pushed_need(need, resolved.capture)
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

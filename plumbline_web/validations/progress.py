@@ -104,7 +104,10 @@ def latest_jobs(jobs: Iterable[Job]) -> dict[JobKey, Job]:
 
 def build_progress(validation: Validation, links: Sequence[ValidationRun], jobs: Mapping[JobKey, Job]) -> Progress:
     """`links`: the validation's runs; `jobs`: as `latest_jobs` gives them."""
-    tasks = [_read_run(link, jobs.get((Kind.CAPTURE, link.run_id, None))) for link in links]
+    if validation.pushed_id is None:
+        tasks = [_read_run(link, jobs.get((Kind.CAPTURE, link.run_id, None))) for link in links]
+    else:
+        tasks = [Task("pushed capture", "reused", run=link.run) for link in links]
     asked = next((link.run_id for link in links if link.role == RunRole.RUN), None)
     if validation.plan.get("needs_reference") and asked is not None:
         tasks.append(

@@ -49,6 +49,8 @@ class Submission:
     queue: str = Queue.CPU.value
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     memory_limit_bytes: int | None = None
+    capture: int | None = None
+    """number of an uploaded capture, to be judged instead of a run of the framework here"""
 
     def to_request(self) -> ValidationRequest:
         return ValidationRequest(
@@ -76,6 +78,7 @@ FIELDS = (
     "queue",
     "time_limit_s",
     "memory_limit_gb",
+    "capture",
 )
 """What `read_submission` takes; anything else is refused by name."""
 
@@ -102,6 +105,7 @@ def read_submission(values: Mapping[str, object]) -> Submission:
         queue=reader.choice("queue", tuple(Queue.values), default=Queue.CPU.value),
         time_limit_s=reader.number("time_limit_s", at_most=LONGEST_RUN_S) or DEFAULT_TIME_LIMIT_S,
         memory_limit_bytes=reader.gigabytes("memory_limit_gb"),
+        capture=reader.key("capture"),
     )
     reader.refuse_unknown()
     reader.finish()
@@ -242,6 +246,15 @@ class _Reader:
     def gigabytes(self, name: str) -> int | None:
         number = self.number(name, at_most=1e6)
         return None if number is None else int(number * BYTES_IN_GB)
+
+    def key(self, name: str) -> int | None:
+        value = self._values.get(name)
+        if value is None or value == "":
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+            self._errors[name] = f"{_describe(value)} is no number of a capture; take it from the upload"
+            return None
+        return value
 
     def refuse_unknown(self) -> None:
         for name in self._values:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
 from celery import shared_task
-from celery.signals import worker_init, worker_shutting_down
+from celery.signals import worker_init, worker_ready, worker_shutting_down
+from django.db import InterfaceError, OperationalError, connection
 
 from plumbline_web.jobs.domain import RUN_JOB
 from plumbline_web.validations.sweeping import SWEEP, reap_job, sweep
 from plumbline_web.validations.work.heart import stop_file
+from workers.devices.listing import list_devices
+
+log = logging.getLogger(__name__)
 
 
 @shared_task(name=RUN_JOB)
@@ -41,6 +46,22 @@ def forget_namesake(**_: Any) -> None:
     """A worker that starts is not being stopped."""
     # An earlier worker may have had this one's process number, and died before it could remove its file.
     stop_file(os.getpid()).unlink(missing_ok=True)
+
+
+@worker_ready.connect
+def name_devices(**_: Any) -> None:
+    """Say which devices this machine has, so that they are seen before the first run asks for any."""
+    from plumbline_web.validations.work.devices import tell_devices
+
+    names = list_devices()
+    if not names:
+        return
+    try:
+        tell_devices(socket.gethostname(), names)
+    except (OperationalError, InterfaceError) as error:
+        log.warning("the devices of this machine are named with its first run (%s)", error)
+    finally:
+        connection.close()  # the pool processes are forked from this one
 
 
 @worker_shutting_down.connect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from plumbline_web.validations.views import actions, bulk, detail, listing, new, overview
+from plumbline_web.validations.views import actions, bulk, detail, listing, new, overview, system
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -27,4 +27,5 @@ urlpatterns = [
     ),
     path("validations/V-<int:pk>/result.json", detail.validation_result, name="validation-result"),
     path("jobs/<int:pk>/log/", detail.job_log, name="job-log"),
+    path("system/", system.system, name="system"),
 ]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from checks.material import Material
-from checks.references.batch import IGNORED, Corpus, Document, MicroBatch, UnreadableBatch, read_step
+from checks.references.batch import Corpus, Document, MicroBatch, UnreadableBatch, read_step
+from checks.references.kept import IGNORED
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit, corpus_of
 

@@ -17,10 +17,10 @@ from checks.convergence.band import collect_evidence, compare_curve, find_limits
 from checks.faults import fault
 from checks.material import Material
 from checks.references import budget, trajectory
-from checks.references.batch import IGNORED
 from checks.references.budget import OverBudget, check_work
 from checks.references.convention import learn_convention
 from checks.references.course import Course, UnknownRows, read_course
+from checks.references.kept import IGNORED
 from checks.references.model import State, choose_source
 from checks.references.step import count_targets, forward_logits, lay_out
 from checks.references.training import Trained, Training, train

@@ -156,7 +156,9 @@ def test_every_rule_leaves_something_out() -> None:
     named |= {reaches(BY_SLUG["hf-sdpa-ignores-sliding-window"], replace(SPEC, attention="eager")).rule}
     expected = {"framework", "stage", "trainer", "processes", "collator", "packing", "lora", "feature", "accumulation"}
     assert expected | {"precision", "attention", "assistant_only", "rows", "models"} <= named
-    assert len(RULES) == 15
+    megatron = replace(SPEC, framework="megatron_swift")
+    assert reaches(BY_SLUG["mcore-reduce-noncontiguous"], megatron, processes=2).rule == "views"
+    assert len(RULES) == 16
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import pytest
 from checks.captures.log import FILE, LogRecord, load_log
 from checks.lifecycle import eval_loss
 from checks.material import Material
-from checks.references.batch import IGNORED, read_step
+from checks.references.batch import read_step
 from checks.references.convention import NoConvention, learn_convention
 from checks.references.evaluation import Evaluation, choose_rows
+from checks.references.kept import IGNORED
 from checks.roles import Role
 from checks.verdict import Pattern, Status, Verdict
 from tests.checks.conftest import Editor

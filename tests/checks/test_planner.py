@@ -20,7 +20,7 @@ ALL = tuple(CHECKS.values())
 DEFAULT = find_checks(None)
 PARALLEL = ("parallel.data", "parallel.replicas", "parallel.gradients")
 GIVEN = ("serving.quantised", "transfer.sync")
-PREFERENCES = ("data.preference", "step.rl_loss")
+PREFERENCES = ("data.preference", "step.rl_loss", "step.advantages", "step.rl_logprobs")
 
 
 def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
@@ -56,7 +56,9 @@ def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
     assert [(check.name, reason) for check, reason in plan.skipped] == [
         ("data.preference", "the run does not train on preferences (objective=sft)"),
         ("step.lora", "no adapters are asked for (lora=false)"),
-        ("step.rl_loss", "the run does not train on preferences (objective=sft)"),
+        ("step.rl_loss", "the run is supervised fine-tuning (objective=sft)"),
+        ("step.advantages", "the run does not train on completions of its own (objective=sft)"),
+        ("step.rl_logprobs", "the run does not train on completions of its own (objective=sft)"),
         ("data.packing", "the run does not pack (packing=false)"),
         ("serving.quantised", "no exported weights were given; set synced to their directory"),
         ("transfer.sync", "no weights of a rollout engine were given; set synced to the directory of a dump"),

@@ -146,7 +146,8 @@ def start_recording(out: Path, model: dict[str, Any]) -> Settings:
     out.mkdir()
     probes = out.parent / "probes.json"
     probes.write_text(json.dumps(PROBES))
-    part = {"rank": 0, "local_rank": 0, "pid": 1, "rows": [], "scaling": [], "tensors": [], "files": [], "missing": []}
+    part = {"rank": 0, "local_rank": 0, "pid": 1, "mesh": None, "rows": [], "scaling": []}
+    part |= {"tensors": [], "files": [], "missing": []}
     record = {"step": 1, "model": {"parameter_dtypes": {"torch.float32": 25}, "autocast": None, **model}}
     (out / "rank00000.json").write_text(json.dumps({**part, "steps": [record], "environment": None}))
     return Settings(out=str(out), steps=(1,), probes=str(probes), export=str(out.parent / "exported"))

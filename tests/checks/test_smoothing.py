@@ -11,7 +11,8 @@ import torch
 from checks.architecture import step_loss
 from checks.diagnosis.smoothing import fit_smoothing
 from checks.material import Material
-from checks.references.batch import IGNORED, UnreadableBatch, read_step
+from checks.references.batch import UnreadableBatch, read_step
+from checks.references.kept import IGNORED
 from checks.verdict import Pattern, Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit, corpus_of, swap

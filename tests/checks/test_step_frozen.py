@@ -93,3 +93,17 @@ def test_a_run_that_recorded_no_parameters_is_inconclusive(healthy: Material, ed
     assert judge(healthy, editing).status is Status.INCONCLUSIVE
     gone = step_frozen.judge(replace(healthy, run=replace(healthy.run, capture=None)))
     assert gone.status is Status.INCONCLUSIVE
+
+
+def test_one_whose_dtype_rounds_its_update_away_is_not_said_to_be_frozen(healthy: Material, edit: Editor) -> None:
+    spec = replace(healthy.spec, precision="bf16_params", lr=1e-7)
+    editing = edit(capture_of(healthy))
+    for step in (1, 3):
+        editing.change("parameter_before", QUERY, lambda held: held.bfloat16().to(held.dtype), step=step)
+    run = replace(healthy.run, capture=still(editing, QUERY).save())
+    verdict = step_frozen.judge(replace(healthy, spec=spec, run=run))
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.sentence.startswith(f"{QUERY} does not move (1 in all), and its update is smaller than its own ")
+    assert verdict.evidence["rounded_away"] == [QUERY]
+    large = step_frozen.judge(replace(healthy, spec=replace(spec, lr=1e-1), run=run))
+    assert (large.status, large.first_wrong) == (Status.FAIL, QUERY)

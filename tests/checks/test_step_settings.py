@@ -240,3 +240,41 @@ def test_what_the_class_keeps_in_float32_is_as_asked_there_and_nowhere_else(heal
     assert said({"torch.bfloat16": 25}, "torch.bfloat16") == (
         "model.norm.weight is held in bfloat16, which its class keeps in float32"
     )
+
+
+def ask_padding(material: Material) -> Material:
+    """A config that keeps row 0 of the embedding out of training."""
+    asked = {**material.expected_scalars, "model.embed_tokens": {"padding_idx": 0}}
+    return replace(material, expected_scalars=asked)
+
+
+def run_without_padding(editing: Edit, in_force: int | None = None) -> Edit:
+    editing.step()["scalars"]["model.embed_tokens"] = {"class": "Embedding", "padding_idx": in_force}
+    return editing
+
+
+def test_a_padding_row_that_is_trained_is_named_only_where_it_had_something_to_learn(
+    healthy: Material, edit: Editor
+) -> None:
+    editing = run_without_padding(edit(healthy.capture))
+    verdict = judge(ask_padding(healthy), editing)
+    assert verdict.status is Status.PASS
+    assert verdict.sentence.endswith(
+        "; model.embed_tokens.padding_idx is None, asked 0, without effect on this step: that row has no gradient"
+    )
+    assert verdict.evidence["without_effect"] == [["model.embed_tokens", "padding_idx", 0, None]]
+
+    def learn(gradient: torch.Tensor) -> torch.Tensor:
+        changed = gradient.clone()
+        changed[0, 3] = 1e-9
+        return changed
+
+    again = run_without_padding(edit(healthy.capture))
+    verdict = judge(ask_padding(healthy), again.change("gradient", "model.embed_tokens.weight", learn))
+    assert verdict.status is Status.FAIL
+    assert verdict.sentence == "padding_idx of model.embed_tokens is None, asked 0"
+
+
+def test_another_padding_row_is_named_whatever_it_learned(healthy: Material, edit: Editor) -> None:
+    editing = run_without_padding(edit(healthy.capture), in_force=5)
+    assert judge(ask_padding(healthy), editing).sentence == "padding_idx of model.embed_tokens is 5, asked 0"

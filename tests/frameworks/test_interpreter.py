@@ -9,6 +9,7 @@ import pytest
 
 from checks.errors import BadRequest
 from workers.frameworks.interpreter import VARIABLE, framework_python
+from workers.frameworks.processes import build_launch
 
 
 @pytest.mark.usefixtures("cold")
@@ -26,6 +27,23 @@ def test_it_is_the_named_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     python.symlink_to(sys.executable)
     monkeypatch.setenv(VARIABLE, str(python))
     assert framework_python() == str(python)
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_framework_may_have_one_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv(f"{VARIABLE}_MS_SWIFT", str(python))
+    assert framework_python("ms_swift") == str(python)
+    assert framework_python("trl") == framework_python() == sys.executable
+    launch = build_launch(Path("frameworks", "ms_swift", "train.py"), Path("config.json"), processes=1)
+    assert launch[0] == str(python)
+    monkeypatch.setenv(VARIABLE, sys.executable)
+    assert framework_python("ms_swift") == sys.executable  # what `--env` names comes first
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(f"{VARIABLE}_MS_SWIFT", str(tmp_path))
+    with pytest.raises(BadRequest, match=f"{VARIABLE}_MS_SWIFT: .* is not an executable file"):
+        framework_python("ms_swift")
 
 
 @pytest.mark.parametrize("found", ["missing", "a directory", "not executable"])

@@ -80,7 +80,7 @@ def _enter(held: Held, rank: int, step: int, file: str, stored: dict[str, torch.
     shape = tuple(held.part.shape) if held.shape is None else held.shape
     where = [(0, size) for size in shape] if held.where is None else list(held.where)
     values = {"full": held.part}
-    if held.kind != "batch":
+    if held.kind != "batch" and held.part.is_floating_point():
         values["sketch"] = sketch(held.part, held.name, where=where, global_shape=shape)
         values["sample"] = sample(held.part, held.name, where=where, global_shape=shape)
         if held.part.dim() > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plumbline_capture.sketch import row_norms, sketch
 
-from checks.captures.capture import open_capture
+from checks.captures.capture import Capture, open_capture
 from checks.errors import CaptureError
-from checks.parallel.joining import join_ranks
+from checks.parallel.comparison import compare_tokens
+from checks.parallel.joining import find_heads, join_ranks
 from checks.parallel.parts import part_error, same
+from checks.parallel.runs import Runs
 from checks.parallel.tensors import NotJoined
 from tests.parallel.making import Held, RankPart, cut, make_capture
 
@@ -84,7 +87,7 @@ def test_a_two_dimensional_layout_has_shards_that_are_replicated(tmp_path: Path)
     tensor = joined.tensors("gradient")[W, None]
     assert [[part.rank for part in held] for held in tensor.shards.values()] == [[0, 2], [1, 3]]
     assert torch.equal(tensor.read("full"), whole)
-    assert joined.width == 2
+    assert joined.sharing == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def test_micro_batches_of_data_parallel_ranks_alternate(tmp_path: Path) -> None:
@@ -217,3 +220,66 @@ def test_a_norm_that_is_spread_over_ranks_is_read_as_unknown(tmp_path: Path) -> 
     (clip,) = open_capture(tmp_path / "c").step(1).clips
     assert math.isnan(clip.total_norm)
     assert math.isnan(clip.factor)
+
+
+def with_mesh(capture: Capture, mesh: Sequence[Mapping[str, int]]) -> Capture:
+    """The same capture, in which the ranks say where they are."""
+    ranks = [{**rank, "mesh": dict(place)} for rank, place in zip(capture.manifest["ranks"], mesh, strict=True)]
+    return replace(capture, manifest={**capture.manifest, "ranks": ranks})
+
+
+def test_ranks_that_say_where_they_are_need_not_lie_next_to_each_other(tmp_path: Path) -> None:
+    parts = [RankPart(rank, (Held(W, draw(2, 2)),)) for rank in range(4)]
+    capture = make_capture(tmp_path / "c", parts)
+    inner = with_mesh(capture, [{"dp": rank % 2, "pp": rank // 2} for rank in range(4)])
+    joined = join_ranks(inner, 1, processes=4, dp_size=2)
+    assert (joined.sharing, joined.dp_size, joined.divides_positions) == ({0: 0, 1: 1, 2: 0, 3: 1}, 2, False)
+    assert find_heads(joined.sharing) == (0, 1)
+    silent = with_mesh(capture, [{"dp": 0}, {}, {"dp": 1}, {}])
+    assert join_ranks(silent, 1, processes=4, dp_size=2).sharing == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def losses_of(rank: int, losses: Sequence[float], targets: Sequence[int]) -> RankPart:
+    kept = (
+        Held("input_ids", torch.tensor([[5, 6, 7, 8]]), kind="batch", micro_batch=0),
+        Held("token_loss", torch.tensor([losses], dtype=torch.float64), kind="token_loss", micro_batch=0),
+        Held("target", torch.tensor([targets]), kind="target", micro_batch=0),
+        Held(W, draw(2, 2)),
+    )
+    return RankPart(rank, kept)
+
+
+def compare(tmp_path: Path, ranks: Sequence[RankPart], mesh: Sequence[Mapping[str, int]]) -> Mapping[int, float] | None:
+    single = make_capture(tmp_path / "single", [losses_of(0, [1.0, 2.0, 3.0, 0.0], [6, 7, 8, -100])])
+    divided = with_mesh(make_capture(tmp_path / "divided", ranks), mesh)
+    one = join_ranks(single, 1, processes=1, dp_size=1)
+    return compare_tokens(Runs(join_ranks(divided, 1, processes=2, dp_size=1), one))
+
+
+def test_context_parallel_ranks_are_held_to_the_positions_that_they_compute(tmp_path: Path) -> None:
+    ranks = [losses_of(0, [1.0, 0.0, 0.0, 0.0], [6, -100, -100, -100])]
+    ranks += [losses_of(1, [0.0, 2.0, 3.5, 0.0], [-100, 7, 8, -100])]
+    places = [{"dp": 0, "cp": 0}, {"dp": 0, "cp": 1}]
+    assert compare(tmp_path, ranks, places) == {0: 0.0, 1: 0.5}
+
+
+def test_a_position_that_no_context_parallel_rank_computes_is_off_by_its_loss(tmp_path: Path) -> None:
+    ranks = [losses_of(0, [1.0, 0.0, 0.0, 0.0], [6, -100, -100, -100])]
+    ranks += [losses_of(1, [0.0, 2.0, 0.0, 0.0], [-100, 7, -100, -100])]
+    assert compare(tmp_path, ranks, [{"dp": 0, "cp": 0}, {"dp": 0, "cp": 1}]) == {0: 3.0, 1: 3.0}
+
+
+def test_ranks_that_compute_every_position_are_held_to_every_position(tmp_path: Path) -> None:
+    ranks = [
+        losses_of(0, [1.0, 2.0, 3.0, 0.0], [6, 7, 8, -100]),
+        losses_of(1, [1.0, 2.0, 0.0, 0.0], [6, 7, -100, -100]),
+    ]
+    assert compare(tmp_path, ranks, [{"dp": 0, "tp": 0}, {"dp": 0, "tp": 1}]) == {0: 0.0, 1: 3.0}
+
+
+def test_a_stage_that_computes_no_loss_has_no_deviation(tmp_path: Path) -> None:
+    first = RankPart(
+        0, (Held("input_ids", torch.tensor([[5, 6, 7, 8]]), kind="batch", micro_batch=0), Held(W, draw(2, 2)))
+    )
+    ranks = [first, losses_of(1, [1.0, 2.0, 3.0, 0.0], [6, 7, 8, -100])]
+    assert compare(tmp_path, ranks, [{"dp": 0, "pp": 0}, {"dp": 0, "pp": 1}]) == {1: 0.0}

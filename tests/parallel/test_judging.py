@@ -22,6 +22,8 @@ from tests.parallel.making import Held, RankPart, cut, make_capture
 from workers.planner import make_plan
 
 W = "model.layers.0.mlp.up_proj.weight"
+EACH, PAIRS = {0: 0, 1: 1}, {0: 0, 1: 0, 2: 1, 3: 1}
+"""rank → its place on the data-parallel axis"""
 A, B, C, D = ("a" * 16, 5), ("b" * 16, 6), ("c" * 16, 7), ("d" * 16, 8)
 
 judges = pytest.mark.parametrize("check", [parallel_data.CHECK, parallel_replicas.CHECK, parallel_gradients.CHECK])
@@ -93,6 +95,15 @@ def test_shards_alone_are_no_replicas(tmp_path: Path) -> None:
     verdict = Two(tmp_path).judge(parallel_replicas.CHECK, ranks, None)
     assert verdict.status is Status.INCONCLUSIVE
     assert verdict.sentence.startswith("no tensor is on two ranks")
+
+
+def test_stages_of_a_pipeline_have_no_replicas_to_compare(tmp_path: Path) -> None:
+    ranks = [RankPart(rank, (Held(f"layers.{rank}.weight", draw(2, 3)),)) for rank in range(2)]
+    two = Two(tmp_path)
+    two.spec = run_spec(pp_size=2)
+    verdict = two.judge(parallel_replicas.CHECK, ranks, None)
+    assert verdict.status is Status.SKIPPED
+    assert verdict.sentence.startswith("each stage holds its own parameters")
 
 
 def gradients(tmp_path: Path, parts: Sequence[torch.Tensor], whole: torch.Tensor, *, norm: float = 2.0) -> Verdict:
@@ -173,27 +184,27 @@ def test_rows_that_were_not_printed_leave_the_data_open(tmp_path: Path) -> None:
 
 
 def test_rows_of_their_own_in_any_order_are_the_global_batch() -> None:
-    found = compare_rows(1, {0: ((A, C),), 1: ((D, B),)}, ((A, B), (C, D)), dp_size=2)
+    found = compare_rows(1, {0: ((A, C),), 1: ((D, B),)}, ((A, B), (C, D)), sharing=EACH)
     assert found.holds
     assert found.wrong == (0, 1)  # not at their places, which alone is no fault
 
 
 def test_rows_that_the_data_set_holds_twice_are_not_shared() -> None:
-    assert compare_rows(1, {0: ((A,),), 1: ((A,),)}, ((A,), (A,)), dp_size=2).holds
+    assert compare_rows(1, {0: ((A,),), 1: ((A,),)}, ((A,), (A,)), sharing=EACH).holds
 
 
 def test_a_rank_that_repeats_anothers_rows_is_the_one_out_of_place() -> None:
-    found = compare_rows(1, {0: ((A, B),), 1: ((A, B),)}, ((A, B), (C, D)), dp_size=2)
+    found = compare_rows(1, {0: ((A, B),), 1: ((A, B),)}, ((A, B), (C, D)), sharing=EACH)
     assert (found.shared, found.lost, found.foreign, found.wrong) == (((0, 1, 2),), 2, 0, (1,))
 
 
 def test_rows_of_another_step_are_foreign() -> None:
-    found = compare_rows(1, {0: ((A,),), 1: ((C,),)}, ((A,), (B,)), dp_size=2)
+    found = compare_rows(1, {0: ((A,),), 1: ((C,),)}, ((A,), (B,)), sharing=EACH)
     assert (found.shared, found.lost, found.foreign, found.wrong, found.holds) == ((), 1, 1, (1,), False)
 
 
 def test_ranks_of_one_model_that_read_different_rows_are_split() -> None:
-    found = compare_rows(1, {0: ((A,),), 1: ((A,),), 2: ((B,),), 3: ((C,),)}, ((A,), (B,)), dp_size=2)
+    found = compare_rows(1, {0: ((A,),), 1: ((A,),), 2: ((B,),), 3: ((C,),)}, ((A,), (B,)), sharing=PAIRS)
     assert (found.split, found.holds) == ((3,), False)
 
 

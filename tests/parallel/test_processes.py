@@ -67,6 +67,15 @@ def ask(framework: str, family: str = "qwen3", **settings: object) -> RunSpec:
             *("transformers", {"ep_size": 2}),
             "ep_size: transformers' Trainer refuses expert parallel on a CPU; set ep_size=1 or framework plain.",
         ),
+        *(
+            (
+                framework,
+                {axis: 2},
+                f"{axis}: {named} divides nothing along it; set {axis}=1, or use framework automodel.",
+            )
+            for framework, named in (("plain", "the plain loop"), ("transformers", "transformers' Trainer"))
+            for axis in ("pp_size", "cp_size")
+        ),
         (
             *("transformers", {"dp_size": 2, "sharding": "ddp", "resume_after": 1}),
             "resume_after: a run of 2 processes is not resumed; set all degrees to 1.",

@@ -12,7 +12,7 @@ import torch
 
 from checks.models import resolve_model
 from checks.probes import choices as probed_choices
-from checks.references.batch import IGNORED, Document, MicroBatch
+from checks.references.batch import Document, MicroBatch
 from checks.references.initial import (
     CannotCompare,
     check_pairs,
@@ -20,6 +20,7 @@ from checks.references.initial import (
     compute_initial_answers,
     refer_answers,
 )
+from checks.references.kept import IGNORED
 from checks.references.loss import token_losses
 from checks.references.model import ModelSource, State, build_model, choose_source
 from checks.references.objectives.preference import answer_log_probs, pair_losses

@@ -65,6 +65,7 @@ PAGES: dict[str, tuple[str, str, frozenset[str]]] = {
     "validation-check-plot": ("GET", "/validations/V-{validation}/verdicts/1/plots/0.json", SIGNED_IN),
     "validation-result": ("GET", "/validations/V-{validation}/result.json", SIGNED_IN),
     "job-log": ("GET", "/jobs/{job}/log/", SIGNED_IN),
+    "system": ("GET", "/system/", SIGNED_IN),
     "validation-step": ("GET", "/validations/V-{validation}/step/", SIGNED_IN),
     "validation-tensor": ("GET", "/validations/V-{validation}/step/tensor/?name=x", SIGNED_IN),
     "validation-step-chart": ("GET", "/validations/V-{validation}/step/x.json", SIGNED_IN),

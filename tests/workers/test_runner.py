@@ -153,13 +153,13 @@ def test_children_of_a_run_that_has_ended_are_ended_too(tmp_path: Path) -> None:
 def test_the_run_sees_no_secret_and_its_own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    run = _run("import json, os; print(json.dumps(dict(os.environ))); print(os.getcwd())", tmp_path)
-    text, directory = run.log.read_text().splitlines()
+    code = "import json, os; print(json.dumps(dict(os.environ))); print(os.getcwd())"
+    run = _run(f"{code}; print(os.path.realpath(os.environ['TMPDIR']))", tmp_path)
+    text, directory, temporary = run.log.read_text().splitlines()
     environment = json.loads(text)
     assert "DATABASE_URL" not in environment
     assert "HF_TOKEN" not in environment
-    assert environment["TMPDIR"] == str((tmp_path / "scratch").resolve())
-    assert Path(directory) == (tmp_path / "scratch").resolve()
+    assert Path(directory) == Path(temporary) == (tmp_path / "scratch").resolve()
 
 
 def test_an_existing_out_directory_is_refused_before_anything_runs(tmp_path: Path) -> None:

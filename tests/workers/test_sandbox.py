@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.sandbox import RUN_TAG, Sandbox, scrub_environment
+from workers.sandbox import ROOM_FOR_SOCKETS, RUN_TAG, Sandbox, name_shortly, scrub_environment
 
 
 def _start(code: str, directory: Path) -> Sandbox:
@@ -133,3 +134,17 @@ def test_memory_is_that_of_all_processes_together(tmp_path: Path) -> None:
     finally:
         sandbox.stop(grace_s=0.2)
         sandbox.process.stdout.close()  # type: ignore[union-attr]
+
+
+def test_a_directory_with_a_long_name_gets_a_short_one_for_as_long_as_a_run_takes(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    with name_shortly(deep) as short:
+        assert len(str(short)) <= ROOM_FOR_SOCKETS
+        (short / "file").write_text("kept")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(short / "listener-0123456789-0123456789"))
+    assert (deep / "file").read_text() == "kept"
+    assert not short.parent.exists()
+    with name_shortly(Path("/tmp")) as same:
+        assert same == Path("/tmp")

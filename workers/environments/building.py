@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from checks.errors import BadRequest
 from workers.audit.interpreters import read_interpreter
 from workers.environments.pip import run_pip
+from workers.environments.recipes import LeftOut, find_recipe, has_gpu
 from workers.environments.resolving import Wish, find_python, make_venv, read_version, resolve
 from workers.environments.store import Built, Store, make_key, measure, python_of
 from workers.request import Progress
@@ -51,14 +52,22 @@ def build(
     interpreter = find_python(python)
     version = read_version(interpreter)
     show("resolving", ", ".join(wish.texts))
-    packages = resolve(wish, python=interpreter, index=index, show=lambda line: show("resolving", line))
-    key = make_key(python=version, packages=packages)
+    recipe = find_recipe((wish.framework, *wish.others), gpu=has_gpu())
+    packages = resolve(wish, recipe=recipe, python=interpreter, index=index, show=lambda line: show("resolving", line))
+    key = make_key(python=version, packages=packages, left_out=recipe.left_out)
     with store.hold(key, waiting=lambda: show("waiting", f"{key} is being built by another process")):
         built = store.read(key)
         fresh = built is None
         if built is None:
             built = _install(
-                wish, key=key, interpreter=interpreter, packages=packages, index=index, store=store, show=show
+                wish,
+                key=key,
+                interpreter=interpreter,
+                packages=packages,
+                left_out=recipe.left_out,
+                index=index,
+                store=store,
+                show=show,
             )
         store.touch(key)
         store.name(name or wish.name, key=key)
@@ -71,6 +80,7 @@ def _install(
     key: str,
     interpreter: str,
     packages: tuple[str, ...],
+    left_out: tuple[LeftOut, ...],
     index: Sequence[str],
     store: Store,
     show: Callable[[str, str], None],
@@ -94,6 +104,7 @@ def _install(
         packages=packages,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         size_bytes=measure(folder),
+        left_out=left_out,
     )
     store.complete(built)
     return built
@@ -143,6 +154,11 @@ def check(built: Built, *, store: Store) -> tuple[str, ...]:
         if version and installed.get(name) != version:
             found = installed.get(name)
             troubles.append(f"{name} is {f'{found} now' if found else 'gone'}; {version} was installed")
+    troubles += [
+        f"{each.name} {installed[each.name]} is there now; it was left out"
+        for each in built.left_out
+        if each.name in installed
+    ]
     try:
         try_import(python, parse_distribution(built.requested[0]))
     except BadRequest as error:

@@ -14,7 +14,7 @@ from rich.text import Text
 from checks.errors import BadRequest
 from workers.environments.building import build, check, format_size
 from workers.environments.resolving import parse_wish, read_version
-from workers.environments.store import Named, Store, check_name
+from workers.environments.store import Built, Named, Store, check_name
 from workers.report import ProgressLine, make_console
 
 if TYPE_CHECKING:
@@ -68,7 +68,13 @@ def _create(options: argparse.Namespace) -> int:
         )
     how = f"built in {time.monotonic() - begun:.0f} s" if fresh else "was there already"
     print(f"{options.name or wish.name}: {how}, {len(built.packages)} packages, {format_size(built.size_bytes)}")
+    for said in _describe_left_out(built):
+        print(said)
     return 0
+
+
+def _describe_left_out(built: Built) -> list[str]:
+    return [f"without {each.name}: {each.reason}" for each in built.left_out]
 
 
 def _add(options: argparse.Namespace) -> int:
@@ -106,6 +112,7 @@ def _describe(named: Named, store: Store) -> list[str]:
     return [
         f"{', '.join(built.requested)}",
         f"{built.key}, Python {built.python}, {len(built.packages)} packages, {size}, last used {used}",
+        *_describe_left_out(built),
     ]
 
 

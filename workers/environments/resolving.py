@@ -7,15 +7,17 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from checks.errors import BadRequest
 from workers.environments.pip import run_pip
+from workers.environments.recipes import Recipe
 from workers.environments.store import python_of
 
 
@@ -96,8 +98,13 @@ def read_version(python: str | Path) -> str:
     return done.stdout.strip()
 
 
-def resolve(wish: Wish, *, python: str, index: Sequence[str], show: Callable[[str], None]) -> tuple[str, ...]:
+def resolve(
+    wish: Wish, *, recipe: Recipe, python: str, index: Sequence[str], show: Callable[[str], None]
+) -> tuple[str, ...]:
     """What pip would install on a bare Python: `name==version`, or `name @ url` where it is no release; sorted.
+
+    With a recipe that leaves something out, the distributions it names `alone` are looked up by themselves, and what
+    they require beside what is left out is resolved as usual.
 
     Raises:
         BadRequest: pip finds no such releases, or they do not go together; its own line says which.
@@ -106,20 +113,48 @@ def resolve(wish: Wish, *, python: str, index: Sequence[str], show: Callable[[st
         bare = Path(scratch) / "bare"
         make_venv(bare, python=python)
         report = Path(scratch) / "report.json"
-        arguments = ["install", "--dry-run", "--report", str(report), *index, *wish.texts]
-        run_pip(python_of(bare), arguments, log=Path(scratch) / "log", show=show)
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return tuple(sorted(_pin(each) for each in found))
+
+        def ask(*arguments: str) -> list[dict[str, Any]]:
+            command = ["install", "--dry-run", "--ignore-installed", "--report", str(report), *index, *arguments]
+            run_pip(python_of(bare), command, log=Path(scratch) / "log", show=show)
+            installed: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+            return installed
+
+        wanted = [*wish.texts, *recipe.requires]
+        alone = []
+        left_out = {each.name for each in recipe.left_out}
+        queue = [text for text in wanted if canonicalize_name(Requirement(text).name) in recipe.alone]
+        wanted = [text for text in wanted if text not in queue]
+        markers = {"python_full_version": (full := read_version(python)), "python_version": full.rpartition(".")[0]}
+        while queue:
+            found = ask("--no-deps", *queue)
+            alone += found
+            done = {canonicalize_name(str(each["metadata"]["name"])) for each in alone}
+            queue = []
+            for need in _read_needs(found, markers=markers):
+                name = canonicalize_name(need.name)
+                if name not in left_out and name not in done:
+                    (queue if name in recipe.alone else wanted).append(str(need))
+        resolved = ask(*wanted) if wanted else []
+    pins = {canonicalize_name(str(each["metadata"]["name"])): _pin(each) for each in (*resolved, *alone)}
+    return tuple(sorted(pin for name, pin in pins.items() if name not in left_out))
 
 
-def _pin(installed: dict[str, object]) -> str:
+def _read_needs(installed: Sequence[dict[str, Any]], *, markers: dict[str, str]) -> Iterator[Requirement]:
+    """What distributions of pip's report require here, without their extras."""
+    for each in installed:
+        for text in each["metadata"].get("requires_dist", ()):
+            need = Requirement(text)
+            if need.marker is None or need.marker.evaluate({**markers, "extra": ""}):
+                need.marker = None
+                yield need
+
+
+def _pin(installed: dict[str, Any]) -> str:
     metadata = installed["metadata"]
-    assert isinstance(metadata, dict)
     name = canonicalize_name(str(metadata["name"]))
     if installed.get("is_direct"):
-        source = installed["download_info"]
-        assert isinstance(source, dict)
-        return f"{name} @ {source['url']}"
+        return f"{name} @ {installed['download_info']['url']}"
     return f"{name}=={metadata['version']}"
 
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from checks.errors import BadRequest
+from workers.environments.recipes import LeftOut
 from workers.report.files import write_whole
 
 DIRECTORY = "PLUMBLINE_ENVIRONMENTS"
@@ -49,6 +50,8 @@ class Built:
     created: str
     """ISO 8601, UTC"""
     size_bytes: int
+    left_out: tuple[LeftOut, ...] = ()
+    """what its recipe does without on this machine"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class Store:
         """What was built under a key; None where nothing was, or not to its end."""
         try:
             found = json.loads((self.directory(key) / MANIFEST).read_text(encoding="utf-8"))
-            return Built(**{**found, "requested": tuple(found["requested"]), "packages": tuple(found["packages"])})
+            lists = {name: tuple(found[name]) for name in ("requested", "packages")}
+            return Built(**{**found, **lists, "left_out": tuple(LeftOut(**each) for each in found.get("left_out", ()))})
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError) as error:
@@ -173,9 +177,9 @@ def default_directory() -> Path:
     return Path(home) / "plumbline" / "environments"
 
 
-def make_key(*, python: str, packages: tuple[str, ...]) -> str:
-    """The key of a resolved list of packages on a Python."""
-    text = "\n".join((python, *sorted(packages)))
+def make_key(*, python: str, packages: tuple[str, ...], left_out: tuple[LeftOut, ...] = ()) -> str:
+    """The key of a resolved list of packages on a Python, and of what was left out of it."""
+    text = "\n".join((python, *sorted(packages), *sorted(f"without {each.name}" for each in left_out)))
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
 

@@ -22,6 +22,10 @@ class Launch:
     """regular expression of parameters that no checkpoint holds, so that the recorder keeps them whole"""
     output: Path
     """directory into which the framework writes trainer_state.json"""
+    names: Path | None = None
+    """file of what each parameter is called in the checkpoint, where the framework has names of its own"""
+    hooks: tuple[Path, ...] = ()
+    """files that hook a framework's own loop, which the recorder runs in the framework's process"""
     probes: Path | None = None
     """file of batches to ask the prepared model about"""
     checkpoints: tuple[Path, ...] = ()

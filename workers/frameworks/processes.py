@@ -10,7 +10,14 @@ from checks.errors import BadRequest
 from checks.spec import RunSpec
 from workers.frameworks.interpreter import framework_python
 
-AXES = ("dp_size", "tp_size", "ep_size")
+AXES = ("dp_size", "tp_size", "ep_size", "pp_size", "cp_size")
+
+
+def refuse_axes(spec: RunSpec, *axes: str, framework: str) -> None:
+    """Raise BadRequest for a degree above 1 along an axis that a framework does not divide."""
+    for axis in axes:
+        if getattr(spec, axis) > 1:
+            raise BadRequest(axis, f"{framework} divides nothing along it", f"set {axis}=1, or use framework automodel")
 
 
 def check_processes(spec: RunSpec) -> None:
@@ -40,8 +47,9 @@ def build_launch(driver: Path, file: Path, *, processes: int) -> tuple[str, ...]
 
     torchrun's rendezvous takes a free port of this machine, so that runs side by side do not meet.
     """
+    python = framework_python(driver.parent.name)  # a framework's folder is called after it
     if processes == 1:
-        return (framework_python(), "-u", str(driver), str(file))
+        return (python, "-u", str(driver), str(file))
     torchrun = (
         "-m",
         "torch.distributed.run",
@@ -49,7 +57,7 @@ def build_launch(driver: Path, file: Path, *, processes: int) -> tuple[str, ...]
         f"--nproc-per-node={processes}",
         "--local-addr=127.0.0.1",
     )
-    return (framework_python(), "-u", *torchrun, str(driver), str(file))
+    return (python, "-u", *torchrun, str(driver), str(file))
 
 
 def choose_devices(processes: int) -> Mapping[str, str]:

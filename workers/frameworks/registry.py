@@ -1,27 +1,75 @@
-"""The adapters by name."""
+"""The adapters by name: those of this tree, and those that other distributions bring."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from checks.errors import BadRequest
+from workers.frameworks.automodel.adapter import AutoModelAdapter
 from workers.frameworks.base import Adapter
+from workers.frameworks.megatron_core.adapter import MegatronCoreAdapter
+from workers.frameworks.megatron_swift.adapter import MegatronSwiftAdapter
+from workers.frameworks.ms_swift.adapter import MsSwiftAdapter
 from workers.frameworks.plain.adapter import PlainAdapter
 from workers.frameworks.transformers.adapter import TransformersAdapter
 from workers.frameworks.trl.adapter import TrlAdapter
 
-_ADAPTERS: tuple[Adapter, ...] = (TransformersAdapter(), TrlAdapter(), PlainAdapter())
+GROUP = "plumbline.frameworks"
+"""entry points of other distributions: `name = "module:AdapterClass"` (docs/adapters.md)"""
+
+MEMBERS = ("check", "prepare", "read_log")
+
+_ADAPTERS: tuple[Adapter, ...] = (
+    TransformersAdapter(),
+    TrlAdapter(),
+    MsSwiftAdapter(),
+    MegatronCoreAdapter(),
+    MegatronSwiftAdapter(),
+    PlainAdapter(),
+    AutoModelAdapter(),
+)
 
 
 def names() -> tuple[str, ...]:
     """Return the frameworks that can be validated, in alphabetical order."""
-    return tuple(sorted(item.name for item in _ADAPTERS))
+    return tuple(sorted({item.name for item in _ADAPTERS} | set(_find_brought())))
 
 
 def adapter(name: str) -> Adapter:
-    """Return the adapter called `name`; raises BadRequest offering the nearest names."""
+    """Return the adapter called `name`.
+
+    Raises:
+        BadRequest: there is none, offering the nearest names; or the distribution that brings it cannot be loaded.
+    """
     for item in _ADAPTERS:
         if item.name == name:
             return item
-    near = get_close_matches(name.lower(), names(), n=2, cutoff=0.4) or names()
+    brought = _find_brought().get(name)
+    if brought is not None:
+        return _load(brought)
+    near = get_close_matches(name.lower(), names(), n=2) or names()
     raise BadRequest("framework", f"{name!r} is not known", "use " + " or ".join(near))
+
+
+def _find_brought() -> dict[str, EntryPoint]:
+    """Entry points by name; a name of this tree stays this tree's, so that nothing installed beside it replaces it."""
+    own = {item.name for item in _ADAPTERS}
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in own}
+
+
+@cache
+def _load(point: EntryPoint) -> Adapter:
+    source = point.value if point.dist is None else f"{point.value} of {point.dist.name}"
+    try:
+        made = point.load()()
+    except Exception as error:  # whatever another distribution's import raises is that distribution's
+        said = f"{type(error).__name__}: {error}"
+        raise BadRequest("framework", f"{source} cannot be loaded ({said})", "mend or uninstall it") from error
+    missing = [member for member in MEMBERS if not callable(getattr(made, member, None))]
+    if missing or getattr(made, "name", None) != point.name:
+        found = f"has no {', '.join(missing)}" if missing else f"calls itself {getattr(made, 'name', None)!r}"
+        raise BadRequest("framework", f"{source} {found}", f"make it an adapter called {point.name!r}")
+    adapter: Adapter = made
+    return adapter

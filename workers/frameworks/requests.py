@@ -17,6 +17,14 @@ _LATENT_ATTENTION = frozenset({"deepseek_v3", "deepseek_v32"})
 """families without v_proj: multi-head latent attention derives keys and values from one projection"""
 
 
+GRPO_FIELDS = ("grpo_loss", "num_generations", "num_iterations", "max_completion_length", "temperature")
+"""Settings of grpo alone."""
+
+
+PADDING_FREE = frozenset({"ms_swift", "megatron_swift"})
+"""frameworks that lay the rows of a batch one after the other"""
+
+
 def default_settings(family: str) -> Mapping[str, str]:
     """Return the settings, written as for `--set`, that a model family needs where the user gave none.
 
@@ -39,6 +47,9 @@ def refuse_objective(spec: RunSpec, *, framework: str) -> None:
 def check_request(spec: RunSpec, samples: tuple[Sample, ...]) -> None:
     """Raise BadRequest, naming the setting, for a run that cannot be what it says."""
     _check_ranges(spec)
+    if spec.padding_free and spec.framework not in PADDING_FREE:
+        found = f"{spec.framework} is run with a row of its own for each example"
+        raise BadRequest("padding_free", found, f"set it to false or use framework {' or '.join(sorted(PADDING_FREE))}")
     model = resolve_model(str(spec.model))
     check_positions(model, seq_len=spec.seq_len)
     if model.family in EAGER_ONLY and spec.attention != "eager":
@@ -78,6 +89,10 @@ def _check_ranges(spec: RunSpec) -> None:
         raise BadRequest("momentum", f"{spec.momentum} has no meaning for {spec.optimizer}", "set optimizer=sgd too")
     if spec.beta != RunSpec.beta and spec.objective == "sft":
         raise BadRequest("beta", f"{spec.beta} has no meaning for {spec.objective}", "set objective=dpo too")
+    for name in GRPO_FIELDS if spec.objective != "grpo" else ():
+        value = getattr(spec, name)
+        if value != getattr(RunSpec, name):
+            raise BadRequest(name, f"{value} has no meaning for {spec.objective}", "set objective=grpo too")
     if spec.lora and not spec.lora_targets:
         raise BadRequest("lora_targets", "is empty", "name at least one module, such as q_proj")
 

@@ -101,7 +101,7 @@ def build_lora(spec: RunSpec) -> dict[str, Any] | None:
 
 def write_run(
     config: Mapping[str, Any],
-    samples: tuple[Sample, ...] | tuple[Preference, ...],
+    samples: tuple[Sample, ...] | tuple[Preference, ...] | tuple[Mapping[str, Any], ...],
     *,
     driver: Path,
     scratch: Path,
@@ -127,7 +127,7 @@ def write_run(
         complete["arguments"] = arguments
         saved = (scratch / "saved" / f"checkpoint-{spec.resume_after}",)
         complete["resume_from"] = str(saved[0])
-        command = (framework_python(), "-u", str(RESUME), str(driver), str(first), str(file))
+        command = (framework_python(spec.framework), "-u", str(RESUME), str(driver), str(first), str(file))
     _write_json(file, complete)
     probes = scratch / "probes.json" if spec.probed else None
     if probes is not None:
@@ -163,12 +163,14 @@ def _build_questions(scratch: Path) -> dict[str, Any]:
     return {"evaluated_rows": EVALUATED_ROWS, "export": str(scratch.resolve() / "export")}
 
 
-def _normalise(sample: Sample | Preference) -> dict[str, Any]:
+def _normalise(sample: Sample | Preference | Mapping[str, Any]) -> Mapping[str, Any]:
     """The row as a framework's data set holds it: only the columns of its form."""
+    if isinstance(sample, Mapping):
+        return sample
     if isinstance(sample, Preference):
         return _normalise_preference(sample)
     if sample.form == "messages":
-        return {"messages": _name_turns(sample.messages)}
+        return {"messages": name_turns(sample.messages)}
     if sample.form == "text":
         return {"text": sample.text}
     return {"prompt": sample.prompt, "completion": sample.completion}
@@ -178,17 +180,18 @@ def _normalise_preference(one: Preference) -> dict[str, Any]:
     """With its prompt in a column of its own, or as what both answers begin with: as it was given."""
     turns = one.chosen.prompt_turns
     messages = one.chosen.form == "messages"
-    prompt = _name_turns(one.chosen.messages[:turns]) if messages else one.chosen.prompt
+    prompt = name_turns(one.chosen.messages[:turns]) if messages else one.chosen.prompt
     row: dict[str, Any] = {"prompt": prompt} if one.explicit else {}
     for name, side in (("chosen", one.chosen), ("rejected", one.rejected)):
         if messages:
-            row[name] = _name_turns(side.messages[turns if one.explicit else 0 :])
+            row[name] = name_turns(side.messages[turns if one.explicit else 0 :])
         else:
             row[name] = side.completion if one.explicit else side.prompt + side.completion
     return row
 
 
-def _name_turns(messages: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+def name_turns(messages: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """Turns as frameworks read them."""
     return [{"role": role, "content": content} for role, content in messages]
 
 

@@ -38,6 +38,7 @@ from workers.jobs.documents import (
 )
 from workers.judging import LOCATED_BY, judge, next_pass
 from workers.planner import Plan, make_plan
+from workers.push.judging import keep_asked_run
 from workers.report.as_json import describe_verdict, to_plain
 from workers.report.files import write_whole
 from workers.validate import SMALL_MODEL_PARAMETERS
@@ -79,6 +80,8 @@ def compute_verdicts(order: JudgeOrder) -> JudgeAnswer:
     """Judge, with the first wrong module where passes were run for it; say which pass would tell more."""
     spec = read_spec(order.spec)
     plan = make_plan(spec, find_checks(None if order.checks is None else tuple(order.checks)))
+    if order.pushed:
+        plan = keep_asked_run(plan)
     judged: dict[str, Verdict] = {}
     wanted = None
     outcomes = {Role(role): outcome.open() for role, outcome in order.runs.items()}
@@ -92,7 +95,8 @@ def compute_verdicts(order: JudgeOrder) -> JudgeAnswer:
         for stored in order.passes:
             _say(f"first divergence, from the {stored.label.replace('-', ' ')}")
             material = _locate(material, stored.capture)
-        wanted = next_pass(judged, material, done=[stored.label for stored in order.passes])
+        if not order.pushed:
+            wanted = next_pass(judged, material, done=[stored.label for stored in order.passes])
         if order.passes:
             judged |= judge([check for check in plan.judged if check.name in LOCATED_BY], material)
     verdicts = [*(judged[check.name] for check in plan.judged), *(skipped(c.name, why) for c, why in plan.skipped)]

@@ -97,6 +97,8 @@ class JudgeOrder:
     """by role"""
     references: str
     passes: Sequence[StoredPass]
+    pushed: bool = False
+    """the capture was recorded elsewhere: no further run can be made for it"""
 
 
 @dataclass(frozen=True)

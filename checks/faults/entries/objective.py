@@ -235,6 +235,14 @@ OBJECTIVE_FAULTS: tuple[Fault, ...] = (
         pattern=Pattern.OBJECTIVE_SCALE,
     ),
     Fault(
+        slug="norm-misses-embedding",
+        summary="the norm that gradients are clipped by leaves the largest parameter out",
+        problem="mcore-grad-norm-undercount-ep-tp",
+        url="https://github.com/NVIDIA/Megatron-LM/pull/5916",
+        check="step.grad_norm",
+        pattern=Pattern.OBJECTIVE_SCALE,
+    ),
+    Fault(
         slug="balance-loss-each-micro-batch",
         summary="the load-balancing loss is added in full in every micro-batch",
         problem="swift-aux-loss-not-scaled-with-items",

@@ -79,6 +79,15 @@ PARALLEL_FAULTS: tuple[Fault, ...] = (
         settings=("dp_size=2", "sharding=fsdp2"),
     ),
     Fault(
+        slug="stage-scaled-alone",
+        summary="rank 1 halves what its stage has learned, with each micro-batch",
+        problem="ds-pipeline-ga-scaled-per-stage",
+        url="https://github.com/deepspeedai/DeepSpeed/pull/8154",
+        check="parallel.gradients",
+        pattern=Pattern.PARALLELISM,
+        settings=("pp_size=2",),
+    ),
+    Fault(
         slug="row-bias-on-every-rank",
         summary="the bias of a row-parallel layer is added once a rank",
         problem=None,

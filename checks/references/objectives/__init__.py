@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from checks.references.objectives.objective import Computed, Objective
+from checks.references.objectives.group_relative import VARIANTS, GroupRelative, GroupVariant, Samples
+from checks.references.objectives.objective import Computed, Objective, Span
+from checks.references.objectives.odds_ratio import OddsRatio
 from checks.references.objectives.preference import PreferenceMargin
+from checks.references.objectives.prospect import Prospect
 from checks.references.objectives.token_mean import TokenMean
 
-__all__ = ["Computed", "Objective", "PreferenceMargin", "TokenMean"]
+__all__ = [
+    "VARIANTS",
+    "Computed",
+    "GroupRelative",
+    "GroupVariant",
+    "Objective",
+    "OddsRatio",
+    "PreferenceMargin",
+    "Prospect",
+    "Samples",
+    "Span",
+    "TokenMean",
+]

@@ -91,6 +91,8 @@ class Capture(models.Model):
     tensors = models.PositiveIntegerField(default=0)
     whole = models.BooleanField(default=True)
     """everything that was to be recorded was; one that lacks something is judged, and never used again"""
+    recorded = models.JSONField(default=dict, blank=True)
+    """of an uploaded one: what its manifest says of the recorded process, as `origin.Origin`; empty for others"""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

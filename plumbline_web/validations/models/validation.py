@@ -33,6 +33,10 @@ class Validation(models.Model):
         "catalog.Schedule", null=True, blank=True, on_delete=models.SET_NULL, related_name="validations"
     )
     cloned_from = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="clones")
+    pushed = models.ForeignKey(
+        "Capture", null=True, blank=True, on_delete=models.PROTECT, related_name="judged_in", db_index=False
+    )
+    """the uploaded capture that is judged; null where the framework was run here"""
     data = models.CharField(max_length=500)
     """as asked: a path, or the name of a sample that ships"""
     checks = ArrayField(models.CharField(max_length=60), null=True, blank=True)
@@ -101,6 +105,8 @@ class Validation(models.Model):
             models.Index(
                 fields=["state", "-created_at"], name="validation_open", condition=Q(state__in=["queued", "running"])
             ),
+            # what an uploaded capture was judged as
+            models.Index(fields=["pushed"], name="validation_pushed", condition=Q(pushed__isnull=False)),
         ]
         constraints = [
             # a double submit is one validation

@@ -111,6 +111,9 @@ def job_log(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 def _find(request: HttpRequest, pk: int) -> Validation:
     found: Validation = get_object_or_404(
-        Validation.objects.visible_to(signed_in(request)).with_names().select_related("cloned_from"), pk=pk
+        Validation.objects.visible_to(signed_in(request))
+        .with_names()
+        .select_related("cloned_from", "pushed__uploaded_by"),
+        pk=pk,
     )
     return found

@@ -10,7 +10,6 @@ from checks.captures.capture import Capture as RecordedCapture
 from checks.captures.capture import open_capture
 from checks.captures.log import keep_log
 from checks.errors import CaptureError
-from checks.faults import fault
 from plumbline_web.artefacts.store import store_file
 from plumbline_web.curves.domain import store_curves
 from plumbline_web.jobs.domain import Lease, finish, lock, note_process_group
@@ -20,10 +19,13 @@ from plumbline_web.validations.advance import advance_all, start
 from plumbline_web.validations.enums import RunState, State
 from plumbline_web.validations.models import FrameworkRun, Validation
 from plumbline_web.validations.states import change_of_state, move_run
+from plumbline_web.validations.work.devices import held_devices
 from plumbline_web.validations.work.heart import Heart
 from plumbline_web.validations.work.scratch import store_files, write_capture
+from workers.devices.lending import show_devices
 from workers.execution import LAST_OUTPUT_CHARACTERS
 from workers.frameworks import adapter
+from workers.frameworks.shims import list_preload
 from workers.jobs.documents import read_spec
 from workers.runner import FrameworkRun as EndedRun
 from workers.runner import run_framework
@@ -45,7 +47,6 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
     run = job.run
     assert run is not None
     begin(job)
-    heart.say("framework run")
     spec = read_spec(run.spec)
     chosen = adapter(spec.framework)
     launch = chosen.prepare(spec, directory / "scratch")
@@ -56,23 +57,25 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
         last_output = line.strip()[-LAST_OUTPUT_CHARACTERS:] or last_output
         heart.take_line(line)
 
-    ended = run_framework(
-        launch,
-        out=directory / "capture",
-        scratch=directory / "scratch",
-        log=directory / "log",
-        steps=tuple(run.steps),
-        full=run.full,
-        modules=run.modules or None,
-        memory=run.memory,
-        preload=(fault(spec.fault).file,) if spec.fault else (),
-        time_limit_s=run.time_limit_s,
-        memory_limit_bytes=run.memory_limit_bytes,
-        on_line=on_line,
-        cancelled=heart.cancelled,
-        tag=lease.tag,
-        on_start=lambda group: note_process_group(lease, group),
-    )
+    with held_devices(lease, spec, heart, host=job.host) as devices:
+        heart.say("framework run")
+        ended = run_framework(
+            show_devices(launch, devices) if devices else launch,
+            out=directory / "capture",
+            scratch=directory / "scratch",
+            log=directory / "log",
+            steps=tuple(run.steps),
+            full=run.full,
+            modules=run.modules or None,
+            memory=run.memory,
+            preload=list_preload(spec.fault),
+            time_limit_s=run.time_limit_s,
+            memory_limit_bytes=run.memory_limit_bytes,
+            on_line=on_line,
+            cancelled=heart.cancelled,
+            tag=lease.tag,
+            on_start=lambda group: note_process_group(lease, group),
+        )
     if heart.cancelled():
         return
     recorded, unreadable = _open(ended)

@@ -67,6 +67,7 @@ def _build_order(validation: Validation, runs: Mapping[str, FrameworkRun], direc
         runs={role: outcome for role, outcome in outcomes.items() if role not in PASSES},
         references=str(reference_cache()),
         passes=[StoredPass(role.value, outcomes[role].capture) for role in PASSES if role in outcomes],
+        pushed=validation.pushed_id is not None,
     )
 
 

@@ -6,6 +6,8 @@ import logging
 
 from django.db import InterfaceError, OperationalError, connection
 
+from checks.errors import BadRequest
+from plumbline_web.jobs.devices import TooFewDevices
 from plumbline_web.jobs.domain import Lease, LeaseLost, finish, lock, requeue, take
 from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job
@@ -37,7 +39,7 @@ def perform(job_id: int, *, worker: str, host: str) -> None:
             # The database is away, and nothing was written. The lease runs out, and the job begins again.
             log.warning("job %s: the database does not answer (%s); its lease is left to run out", job_id, error)
             connection.close()
-        except ComputingFailed as error:
+        except (ComputingFailed, TooFewDevices, BadRequest) as error:
             _end_failed(lease, str(error))
         except Exception as error:  # the job must end, whatever broke
             _end_failed(lease, f"{type(error).__name__}: {error}; the worker's log has the traceback")

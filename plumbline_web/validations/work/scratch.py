@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from django.conf import settings
 
 from checks.captures.capture import Capture as RecordedCapture
 from plumbline_web.artefacts.models import Artefact
-from plumbline_web.artefacts.store import materialise, store_file
+from plumbline_web.artefacts.store import digest_files, materialise, store_file
 from plumbline_web.jobs.domain import Lease
 from plumbline_web.jobs.scratch import remove_scratch, scratch_of
 from plumbline_web.validations.models import Capture, CaptureFile, FrameworkRun
@@ -73,11 +72,6 @@ def write_capture(stored: StoredFiles, *, run: FrameworkRun) -> Capture:
         CaptureFile(capture=capture, name=name, artefact=artefact) for name, artefact in stored.files
     )
     return capture
-
-
-def digest_files(names: list[tuple[str, str]]) -> str:
-    """One digest of a directory: SHA-256 over its files' names and digests, in the order of the names."""
-    return hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
 
 
 def count_tensors(manifest: Path) -> int:

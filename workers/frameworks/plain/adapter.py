@@ -14,7 +14,7 @@ from checks.samples import read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
 from workers.frameworks.interpreter import framework_python
-from workers.frameworks.processes import build_launch, check_processes
+from workers.frameworks.processes import build_launch, check_processes, refuse_axes
 from workers.frameworks.requests import check_request, refuse_objective
 from workers.frameworks.trainer import RESUME, build_environment, read_run_log, write_run
 
@@ -47,6 +47,7 @@ class PlainAdapter:
         if spec.resume_after is not None and not spec.resharded:
             found = "the plain loop saves only what another layout is to load"
             raise BadRequest("resume_after", found, "use framework transformers or trl")
+        refuse_axes(spec, "pp_size", "cp_size", framework="the plain loop")
         check_processes(spec)
         if spec.precision == "fp16" and spec.processes > 1:
             found = "the plain loop's ranks do not tell each other of an overflow, so that some would skip a step alone"
@@ -91,7 +92,7 @@ def _prepare_two(spec: RunSpec, scratch: Path) -> Launch:
     files = [str(scratch / name / "config.json") for name, _, _ in parts]
     return replace(
         launch,
-        command=(framework_python(), "-u", str(RESUME), str(DRIVER), *files),
+        command=(framework_python(spec.framework), "-u", str(RESUME), str(DRIVER), *files),
         environment=build_environment(max(layout.processes for _, layout, _ in parts)),
     )
 

@@ -9,7 +9,7 @@ from checks.errors import BadRequest
 from checks.samples import read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
-from workers.frameworks.processes import check_processes
+from workers.frameworks.processes import check_processes, refuse_axes
 from workers.frameworks.requests import check_request, refuse_objective
 from workers.frameworks.trainer import build_config, read_run_log, write_run
 
@@ -49,4 +49,5 @@ def _check_division(spec: RunSpec) -> None:
     if spec.sharding == "fsdp2":
         found = "fsdp2 is ignored by transformers' Trainer on a CPU, in silence"
         raise BadRequest("sharding", found, "set sharding=ddp or framework plain")
+    refuse_axes(spec, "pp_size", "cp_size", framework="transformers' Trainer")
     check_processes(spec)

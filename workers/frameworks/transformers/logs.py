@@ -29,7 +29,7 @@ def read_log(output: Path) -> tuple[LogRecord, ...]:
     file = output / STATE_FILE
     try:
         history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
-        return tuple(_read_entries((int(entry["step"]), entry) for entry in history))
+        return tuple(read_entries((int(entry["step"]), entry) for entry in history))
     except FileNotFoundError:
         raise CaptureError(str(file), "is missing", "look in the run's log for why training did not end") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -50,7 +50,7 @@ def parse_log(output: str) -> tuple[LogRecord, ...]:
         if entry is not None:
             steps += "loss" in entry
             entries.append((steps, entry))
-    return tuple(_read_entries(entries))
+    return tuple(read_entries(entries))
 
 
 def _read_line(line: str) -> Mapping[str, Any] | None:
@@ -69,7 +69,8 @@ def _read_line(line: str) -> Mapping[str, Any] | None:
         return None
 
 
-def _read_entries(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[LogRecord]:
+def read_entries(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[LogRecord]:
+    """The records of `log_history`'s entries, each with the step that it was logged after."""
     entries = list(entries)
     duration = next((_read_number(entry, "train_runtime") for _, entry in entries if "train_runtime" in entry), None)
     last = max((step for step, entry in entries if "loss" in entry), default=0)

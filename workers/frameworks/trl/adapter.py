@@ -1,4 +1,4 @@
-"""TRL: `SFTTrainer`, plain, packed or assistant-only, or `DPOTrainer`; full parameters or LoRA."""
+"""TRL: `SFTTrainer`, plain, packed or assistant-only, or the trainers of preferences and of GRPO; full or LoRA."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from workers.frameworks.base import Launch
 from workers.frameworks.processes import refuse_processes
 from workers.frameworks.requests import check_request
 from workers.frameworks.trainer import build_config, read_run_log, write_run
+from workers.frameworks.trl.objectives import BUILDERS, check_prompts, check_rows, make_rows
 
 DRIVER = Path(__file__).with_name("train.py")
 PACKING_STRATEGY = "bfd"
@@ -20,12 +21,12 @@ PACKING_STRATEGY = "bfd"
 
 
 class TrlAdapter:
-    """`trl.SFTTrainer` and `trl.DPOTrainer`, which tokenise, mask, pack and pair the rows themselves."""
+    """TRL's trainers, which tokenise, mask, pack and pair the rows themselves; GRPOTrainer generates them."""
 
     name = "trl"
 
     def check(self, spec: RunSpec) -> None:
-        """Raise BadRequest for an adapter on the head, for what DPO has not, and for what no framework can run."""
+        """Raise BadRequest for an adapter on the head, for what an objective has not, and for what nobody can run."""
         if spec.lora and "lm_head" in spec.lora_targets:
             found = "TRL computes log-probabilities from lm_head.weight directly and refuses an adapter on lm_head"
             raise BadRequest("lora_targets", found, "leave lm_head out")
@@ -33,7 +34,10 @@ class TrlAdapter:
         if spec.objective == "sft":
             check_request(spec, read_samples(spec.data))
             return
-        _check_preferences(spec)
+        check_rows(spec)
+        if spec.objective == "grpo":
+            check_request(spec, check_prompts(spec))
+            return
         check_request(spec, tuple(side for one in read_preferences(spec.data) for side in one.sides))
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
@@ -41,9 +45,14 @@ class TrlAdapter:
         self.check(spec)
         config = build_config(spec, scratch=scratch)
         config["objective"] = spec.objective
-        if spec.objective == "dpo":
-            config["arguments"] |= _build_dpo_arguments(spec)
-            return write_run(config, read_preferences(spec.data), driver=DRIVER, scratch=scratch, spec=spec)
+        if spec.objective != "sft":
+            config["arguments"] |= BUILDERS[spec.objective](spec)
+            if spec.objective == "grpo" and spec.probed:
+                # An evaluation would generate and reward as well, and is not what a probed run is for.
+                for name in ("eval_on_start", "per_device_eval_batch_size"):
+                    del config["arguments"][name]
+                del config["evaluated_rows"]
+            return write_run(config, make_rows(spec), driver=DRIVER, scratch=scratch, spec=spec)
         samples = read_samples(spec.data)
         config["arguments"] |= _build_sft_arguments(spec, form=samples[0].form)
         return write_run(config, samples, driver=DRIVER, scratch=scratch, spec=spec)
@@ -66,22 +75,4 @@ def _build_sft_arguments(spec: RunSpec, *, form: str) -> dict[str, Any]:
         # TRL's default for prompt and completion is to learn the completion alone.
         "completion_only_loss": spec.assistant_only and not conversational,
         "loss_type": "nll",
-    }
-
-
-def _check_preferences(spec: RunSpec) -> None:
-    if spec.packing:
-        raise BadRequest("packing", "TRL does not pack preferences", "set packing=false")
-    if spec.assistant_only:
-        found = "true has no meaning for dpo, which scores the answers and nothing else"
-        raise BadRequest("assistant_only", found, "set assistant_only=false")
-
-
-def _build_dpo_arguments(spec: RunSpec) -> dict[str, Any]:
-    """What `trl.DPOConfig` adds to TrainingArguments."""
-    return {
-        "max_length": spec.seq_len,
-        "truncation_mode": "keep_start",
-        "beta": spec.beta,
-        "loss_type": ["sigmoid"],
     }

@@ -1,0 +1,3 @@
+from . import base, linear
+
+__all__ = ["base", "linear"]

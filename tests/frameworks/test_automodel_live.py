@@ -1,0 +1,116 @@
+"""NeMo AutoModel itself, in an environment that has it; PLUMBLINE_ENV_AUTOMODEL names it as `plumbline env list` does.
+
+    plumbline env create nemo-automodel==0.7.0
+    PLUMBLINE_ENV_AUTOMODEL=nemo-automodel-0.7.0 pytest -n 0 tests/frameworks/test_automodel_live.py
+
+On a machine without a GPU its calls to CUDA land on the CPU (`shims/automodel_on_cpu.py`), and the verdicts say so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from checks.verdict import Status, Verdict
+from workers.environments.store import Store
+from workers.environments.using import running_in
+from workers.request import ValidationRequest
+from workers.validate import validate
+
+ENVIRONMENT = os.environ.get("PLUMBLINE_ENV_AUTOMODEL", "")
+SHIM = Path(__file__).with_name("shims") / "automodel_on_cpu.py"
+STAND_IN = "(ran on tests' stand-in for torch.cuda: says nothing about that code)"
+
+pytestmark = pytest.mark.skipif(
+    not ENVIRONMENT, reason="PLUMBLINE_ENV_AUTOMODEL names no environment with nemo-automodel"
+)
+
+STEP = {
+    *("step.precision", "step.settings", "step.loss", "step.denominator", "step.gradients", "step.update"),
+    *("step.schedule", "step.frozen", "step.accumulation", "step.grad_norm"),
+}
+DATA = {"data.template", "data.mask", "data.coverage"}
+WITHOUT_DEFINITION = {"glm4_moe", "qwen2"}
+"""families that there is no plain reference of"""
+LAYOUTS = {
+    "dp2": ("qwen3", {"dp_size": 2, "sharding": "fsdp2"}),
+    "ddp2": ("qwen3", {"dp_size": 2, "sharding": "ddp"}),
+    "tp2": ("qwen3", {"tp_size": 2}),
+    "pp2": ("qwen3", {"pp_size": 2}),
+    "ep2": ("qwen3_moe", {"ep_size": 2}),
+}
+FAULTS = {
+    "dp2": "shard-of-another-rank",
+    "tp2": "shard-of-another-rank",
+    "pp2": "stage-scaled-alone",
+    "ep2": "shard-of-another-rank",
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_its_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("PLUMBLINE_SHIMS", str(SHIM))
+    with running_in(ENVIRONMENT, store=Store()):
+        yield
+
+
+def run(
+    family: str, settings: dict[str, object], *, checks: tuple[str, ...] | None = None, inject: str | None = None
+) -> dict[str, Verdict]:
+    request = ValidationRequest(
+        framework="automodel",
+        model=f"tiny:{family}",
+        data="gsm8k_sample",
+        checks=checks,
+        settings=settings,
+        inject=inject,
+        out=None,
+    )
+    result = validate(request, on_progress=lambda progress: None, cancelled=lambda: False)
+    return {verdict.check: verdict for verdict in result.verdicts}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2", "qwen3_moe", "deepseek_v3", "glm4_moe"])
+def test_the_step_of_one_process_is_right(family: str) -> None:
+    found = run(family, {})
+    if family in WITHOUT_DEFINITION:
+        assert found.pop("model.definition").status is Status.INCONCLUSIVE
+    said = {name: verdict.sentence for name, verdict in found.items() if verdict.status is not Status.SKIPPED}
+    assert {verdict.status for name, verdict in found.items() if name in said} == {Status.PASS}, said
+    assert said.keys() >= STEP | DATA
+    if not torch.cuda.is_available():
+        assert all(sentence.endswith(STAND_IN) for sentence in said.values())
+
+
+def test_a_run_that_is_saved_and_resumed_goes_on_bit_by_bit() -> None:
+    found = run("qwen3", {}, checks=("checkpoint",))
+    assert found["checkpoint.resume"].status is Status.PASS, found["checkpoint.resume"].sentence
+    # The weights are the exported ones; the optimizer's state lies in shards that are not read.
+    assert found["checkpoint.roundtrip"].status is Status.INCONCLUSIVE
+    assert "torch.distributed.checkpoint" in found["checkpoint.roundtrip"].sentence
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_step_of_two_processes_is_that_of_one(layout: str) -> None:
+    family, settings = LAYOUTS[layout]
+    found = run(family, settings, checks=("run", "data", "parallel"))
+    statuses = {name: verdict.status for name, verdict in found.items()}
+    assert Status.FAIL not in statuses.values(), {name: verdict.sentence for name, verdict in found.items()}
+    assert statuses["parallel.data"] is statuses["parallel.gradients"] is Status.PASS
+    assert {statuses[name] for name in DATA} == {Status.PASS}
+
+
+@pytest.mark.parametrize("layout", FAULTS)
+def test_a_fault_of_one_rank_is_seen_in_every_layout_and_the_rank_is_named(layout: str) -> None:
+    family, settings = LAYOUTS[layout]
+    # What the fault would be divided by, were nothing said: one axis at a time.
+    alone = {"dp_size": 1, "sharding": "none", "steps": 1} | settings
+    verdict = run(family, alone, checks=("parallel.gradients",), inject=FAULTS[layout])["parallel.gradients"]
+    assert verdict.status is Status.FAIL
+    assert verdict.evidence["ranks"] == [1]
+    assert "rank 1" in verdict.sentence

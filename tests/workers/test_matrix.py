@@ -1,0 +1,106 @@
+"""plumbline matrix: cells, what is kept of them, and a broken-off one that goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.errors import BadRequest
+from checks.models.families import FAMILIES
+from workers.cli import main
+from workers.matrix.cells import Cell, Outcome, list_cells, read_outcome
+from workers.matrix.command import FRAMEWORKS, PRECISIONS
+from workers.matrix.report import render_markdown, summarize
+
+CELL = Cell("trl", "tiny:qwen3", "bf16")
+
+
+def document(*verdicts: tuple[str, str]) -> dict[str, Any]:
+    listed = [{"check": check, "status": status, "sentence": f"{check} says so"} for check, status in verdicts]
+    return {"verdicts": listed, "total_s": 2.5, "environment": {"trl": "1.16.0", "yarl": "1"}}
+
+
+def kept(folder: Path, content: object) -> Path:
+    (folder / "cell.json").write_text(json.dumps(content))
+    return folder / "cell.json"
+
+
+def test_by_default_it_is_twelve_families_in_two_precisions_on_four_frameworks() -> None:
+    cells = list_cells(FRAMEWORKS, [f"tiny:{family}" for family in FAMILIES], PRECISIONS)
+    assert len(cells) == len(set(cells)) == len({cell.name for cell in cells}) == 4 * 12 * 2
+    assert cells[0] == Cell("transformers", "tiny:qwen2", "float32")
+    assert CELL.name == "trl-qwen3-bf16"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"),
+    [
+        ([("a", "pass"), ("b", "skipped")], "pass"),
+        ([("a", "pass"), ("b", "inconclusive")], "inconclusive"),
+        ([("a", "inconclusive"), ("b", "fail")], "fail"),
+        ([("a", "fail"), ("b", "error")], "error"),
+        ([("a", "skipped")], "skipped"),
+    ],
+)
+def test_a_cell_is_called_after_its_worst_verdict(verdicts: list[tuple[str, str]], status: str, tmp_path: Path) -> None:
+    outcome = read_outcome(CELL, kept(tmp_path, document(*verdicts)))
+    assert outcome is not None
+    assert outcome.status == status
+    assert outcome.passed == sum(each == "pass" for _, each in verdicts)
+    assert outcome.reasons == {name: f"{name} says so" for name, each in verdicts if each not in ("pass", "skipped")}
+    assert outcome.seconds == 2.5
+
+
+def test_what_is_not_kept_is_none_and_what_is_no_result_is_named(tmp_path: Path) -> None:
+    assert read_outcome(CELL, tmp_path / "cell.json") is None
+    with pytest.raises(BadRequest, match=r"cell\.json is no result of a cell"):
+        read_outcome(CELL, kept(tmp_path, {"verdicts": [{}]}))
+
+
+def test_the_page_gives_a_reason_for_all_that_is_no_pass() -> None:
+    outcomes = [
+        Outcome(CELL, "pass", 17, {}, 1.0, {"trl": "1.16.0", "torch": "2.13.0", "yarl": "1"}),
+        Outcome(Cell("trl", "tiny:llama", "bf16"), "fail", 16, {"step.loss": "off by 2"}, 1.0, {}),
+        Outcome(Cell("ms_swift", "tiny:llama", "bf16"), "skipped", 0, {"request": "framework: not there."}, 0.0, {}),
+    ]
+    assert summarize(outcomes) == "1 pass, 1 fail, 1 skipped"
+    page = render_markdown(outcomes)
+    assert "| model | trl, bf16 | ms_swift, bf16 |" in page
+    assert "| tiny:qwen3 | pass (17) |  |" in page
+    assert "| tiny:llama | fail: step.loss | skipped |" in page
+    assert "- trl: torch 2.13.0, trl 1.16.0\n- ms_swift: not run" in page
+    assert "- **trl, tiny:llama, bf16: fail**\n  - step.loss: off by 2" in page
+    assert "- **ms_swift, tiny:llama, bf16: skipped**\n  - request: framework: not there." in page
+
+
+@pytest.mark.usefixtures("_shared_cache")
+def test_a_matrix_goes_on_where_it_was_broken_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["matrix", "--frameworks", "plain,ms_swift", "--models", "tiny:qwen3", "--precisions", "float32"]
+    asked += ["--checks", "run.completes,step.loss", "--out", str(tmp_path)]
+    assert main(asked) == 0
+    first = tmp_path / "cells" / "plain-qwen3-float32.json"
+    assert {each["check"]: each["status"] for each in json.loads(first.read_text())["verdicts"]} == {
+        "run.completes": "pass",
+        "step.loss": "pass",
+    }
+    refused = json.loads((tmp_path / "cells" / "ms_swift-qwen3-float32.json").read_text())["refused"]
+    assert refused.startswith("framework: ms_swift is not installed in ")
+    assert "1 pass, 1 skipped" in capsys.readouterr().out
+    changed = {**json.loads(first.read_text()), "verdicts": document(("step.loss", "fail"))["verdicts"]}
+    first.write_text(json.dumps(changed))
+    assert main(asked) == 1  # nothing ran: the cell is what its file says
+    assert json.loads(first.read_text()) == changed
+    assert "fail: step.loss" in (tmp_path / "matrix.md").read_text()
+    assert main([*asked, "--again", "fail"]) == 0
+
+
+def test_an_environment_is_named_for_a_framework_of_the_matrix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["matrix", "--env", "axolotl=there", "--out", str(tmp_path)]) == 3
+    assert "env: 'axolotl=there' is not FRAMEWORK=NAME of this matrix" in capsys.readouterr().err
+    assert main(["matrix", "--env", "trl=there", "--server", "--out", str(tmp_path)]) == 3
+    assert "env: environments are of this machine; leave --server out." in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""NVIDIA NeMo AutoModel: its own fine-tuning recipe, on one process or divided over several."""

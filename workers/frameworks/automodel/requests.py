@@ -1,0 +1,75 @@
+"""What AutoModel's recipe is not run with, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from checks.errors import BadRequest
+from checks.models.checkpoint import read_config
+from checks.spec import RunSpec
+from workers.frameworks.processes import check_processes, refuse_axes
+
+DENSE = frozenset({"llama", "qwen2", "qwen3"})
+EXPERTS = frozenset({"qwen3_moe", "deepseek_v3", "glm4_moe"})
+"""families that AutoModel has model code of its own for, and that were run"""
+BIASED = frozenset({"deepseek_v3", "glm4_moe"})
+"""families whose routers choose by scores with a bias that no optimizer trains"""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def check_automodel(spec: RunSpec) -> None:
+    """Raise BadRequest, naming the setting, for a model, a precision or a division that is not run."""
+    config = read_config(spec.model)
+    family = str(config.get("model_type"))
+    if family not in DENSE | EXPERTS:
+        listed = ", ".join(sorted(DENSE | EXPERTS))
+        raise BadRequest("model", f"AutoModel is not run with {family} here", f"give one of {listed}")
+    _check_features(spec)
+    refuse_axes(spec, "cp_size", framework="AutoModel, which wants a GPU's attention for it,")
+    check_processes(spec)
+    _check_division(spec, config, family)
+
+
+def _check_features(spec: RunSpec) -> None:
+    if spec.precision in ("bf16", "fp16"):
+        found = f"AutoModel has no autocast over float32 parameters on a CPU, and so no {spec.precision}"
+        raise BadRequest("precision", found, "set precision=float32 or bf16_params")
+    if spec.packing:
+        raise BadRequest("packing", "AutoModel is run unpacked here", "set packing=false or framework trl")
+    if spec.lora:
+        raise BadRequest("lora", "AutoModel is run without adapters here", "set lora=false or framework trl")
+    if spec.resharded:
+        raise BadRequest("resharded", "AutoModel is resumed in its own layout here", "use framework plain")
+    if spec.schedule != "constant" and spec.warmup_steps >= spec.steps:
+        found = f"{spec.warmup_steps} leaves no step of {spec.steps} for the decay, which AutoModel refuses"
+        raise BadRequest("warmup_steps", found, "set it below steps")
+
+
+def _check_division(spec: RunSpec, config: Mapping[str, object], family: str) -> None:
+    if spec.tp_size > 1:
+        if family not in DENSE:
+            found = f"AutoModel divides no matrices of {family}"
+            raise BadRequest("tp_size", found, f"set tp_size=1 or give a model of {', '.join(sorted(DENSE))}")
+        for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+            _check_divisible("tp_size", spec.tp_size, field, config.get(field))
+    if spec.pp_size > 1:
+        _check_divisible("pp_size", spec.pp_size, "num_hidden_layers", config.get("num_hidden_layers"))
+        if spec.batch < spec.pp_size:
+            found = f"{spec.batch} gives {spec.pp_size} stages fewer rows than there are of them"
+            raise BadRequest("batch", found, f"set it to {spec.pp_size} or more")
+    if spec.ep_size > 1:
+        if family not in EXPERTS:
+            found = f"{family} has no experts"
+            raise BadRequest("ep_size", found, f"set ep_size=1 or give a model of {', '.join(sorted(EXPERTS))}")
+        field = next((name for name in EXPERT_COUNTS if name in config), EXPERT_COUNTS[0])
+        _check_divisible("ep_size", spec.ep_size, field, config.get(field))
+        if spec.accumulation % spec.ep_size:
+            found = f"{spec.ep_size} ranks that share experts cannot share {spec.accumulation} micro-batches equally"
+            raise BadRequest("accumulation", found, f"set it to a multiple of {spec.ep_size}")
+
+
+def _check_divisible(axis: str, degree: int, field: str, value: object) -> None:
+    if not isinstance(value, int):
+        raise BadRequest(axis, f"config.json does not state {field}", f"state it, or set {axis}=1")
+    if value % degree:
+        raise BadRequest(axis, f"{degree} does not divide {field} {value}", f"set {axis} to a divisor of {value}")

@@ -1,0 +1,1 @@
+"""Where a framework's run is started when it is not this machine: Slurm."""

@@ -1,0 +1,63 @@
+"""What can be judged of a run that was made elsewhere: it is there as its capture says, and there is no other one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from checks.check import Check
+from checks.errors import BadRequest
+from checks.models import resolve_model
+from checks.registry import find_checks
+from checks.roles import Role
+from checks.samples import read_preferences, read_samples, resolve_data
+from checks.spec import RunSpec
+from workers.execution import TITLES
+from workers.frameworks.requests import check_request, default_settings
+from workers.planner import Plan
+from workers.request import ValidationRequest
+from workers.settings import parse_settings
+
+ALONE = frozenset({"parallel.replicas"})
+"""Checks that are decided by the asked run; another one only tells which side of a disagreement is the odd one."""
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}", re.ASCII)
+
+
+def build_pushed_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...]]:
+    """State what a pushed capture is said to be as a run spec, and find the checks.
+
+    The framework may be one that no adapter here runs, in a layout that this machine could not run.
+
+    Raises:
+        BadRequest: naming the field, what was found, and the remedy.
+    """
+    if not NAME.fullmatch(request.framework):
+        found = f"{request.framework[:60]!r} is no name of a framework"
+        raise BadRequest("framework", found, "write it in small letters, as its package is called")
+    checks = find_checks(request.checks)
+    data, model = resolve_data(request.data), resolve_model(request.model)
+    usual = [f"{name}={value}" for name, value in default_settings(model.family).items()]
+    settings = {**parse_settings(usual, defaults={}), **request.settings}
+    if settings.get("synced") is not None:
+        raise BadRequest("synced", "a pushed capture has no weights of an engine beside it", "leave it out")
+    spec = RunSpec(framework=request.framework, model=model.path, data=data, **settings)  # type: ignore[arg-type]
+    if spec.objective == "sft":
+        check_request(spec, read_samples(data))
+    else:
+        check_request(spec, tuple(side for pair in read_preferences(data) for side in pair.sides))
+    return spec, checks
+
+
+def keep_asked_run(plan: Plan) -> Plan:
+    """The plan without what takes a run beside the asked one: a capture from elsewhere has none, and gets none."""
+    judged = [check for check in plan.judged if set(check.roles) <= {Role.RUN} or check.name in ALONE]
+    others = [check for check in plan.judged if check not in judged]
+    skipped = [(check, f"a pushed capture has no such run: {_name_runs(check)}") for check in others]
+    names = tuple(check.name for check in judged)
+    runs = [replace(run, checks=names) for run in plan.runs if run.role is Role.RUN]
+    return Plan(tuple(runs) if names else (), tuple(judged), (*plan.skipped, *skipped))
+
+
+def _name_runs(check: Check) -> str:
+    return ", ".join(TITLES[role] for role in check.roles if role is not Role.RUN)
