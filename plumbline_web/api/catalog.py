@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from django.http import HttpRequest
@@ -13,7 +12,7 @@ from checks.registry import CHECKS
 from plumbline_web.accounts.enums import Scope
 from plumbline_web.api.access import access
 from plumbline_web.api.schemas import Check, Error, Framework, ModelOut
-from plumbline_web.catalog.installed import list_frameworks
+from plumbline_web.catalog.installed import interpreter_of, list_frameworks
 from plumbline_web.catalog.models import TrainedModel
 
 router = Router(tags=["catalogue"])
@@ -31,7 +30,12 @@ MOST_MODELS = 1000
 def frameworks(request: HttpRequest) -> list[dict[str, Any]]:
     """Those that this installation can run."""
     return [
-        {"name": each.name, "title": each.title, "package": each.package, "installed": _installed(each.package)}
+        {
+            "name": each.name,
+            "title": each.title,
+            "package": each.package,
+            "installed": interpreter_of(each.name).packages.get(each.package, ""),
+        }
         for each in list_frameworks()
     ]
 
@@ -70,10 +74,3 @@ def checks(request: HttpRequest) -> list[dict[str, Any]]:
         {"name": check.name, "claim": check.claim, "description": inspect.cleandoc(check.description)}
         for check in CHECKS.values()
     ]
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -5,25 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+from checks.errors import BadRequest
 from checks.models import ResolvedModel
 from checks.references.budget import count_parameters
 from plumbline_web.catalog.models import Environment, Framework, TrainedModel
 from workers.frameworks import names
+from workers.frameworks.interpreter import framework_python
 
 TITLES: Mapping[str, tuple[str, str]] = {
     "transformers": ("Hugging Face Trainer", "transformers"),
     "trl": ("TRL", "trl"),
     "plain": ("Plain torch loop", "torch"),
+    "ms_swift": ("ms-swift", "ms-swift"),
+    "automodel": ("NVIDIA NeMo AutoModel", "nemo-automodel"),
+    "megatron_swift": ("Megatron-SWIFT", "ms-swift"),
+    "megatron_core": ("Megatron-core", "megatron-core"),
 }
 """adapter → title, distribution on the package index"""
 
 PACKAGES = (
     "accelerate",
     "datasets",
+    "mcore-bridge",
+    "megatron-core",
+    "ms-swift",
+    "nemo-automodel",
     "numpy",
     "peft",
     "plumbline-capture",
@@ -36,6 +49,19 @@ PACKAGES = (
 """What can change a framework's numbers or what is recorded of them; the rest of an interpreter cannot."""
 
 
+ASK = """
+import json, platform, sys
+from importlib.metadata import PackageNotFoundError, version
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps([platform.python_version(), found]))
+"""
+
+
 def get_framework(name: str) -> Framework:
     title, package = TITLES.get(name, (name, name))
     framework, _ = Framework.objects.get_or_create(name=name, defaults={"title": title, "package": package})
@@ -43,26 +69,52 @@ def get_framework(name: str) -> Framework:
 
 
 def list_frameworks() -> list[Framework]:
-    """Every framework that an adapter can run, by its title; its row is made where it is new."""
+    """Every framework that has an adapter, those that are installed here first, by title; rows are made where new."""
     known = {framework.name: framework for framework in Framework.objects.all()}
-    return sorted((known.get(name) or get_framework(name) for name in names()), key=lambda found: found.title.lower())
+    return sorted(
+        (known.get(name) or get_framework(name) for name in names()),
+        key=lambda found: (found.package not in interpreter_of(found.name).packages, found.title.lower()),
+    )
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that frameworks run in: its version, and package → version of those that matter."""
+
+    python: str
+    packages: Mapping[str, str]
+
+
+def interpreter_of(framework: str) -> Interpreter:
+    """The interpreter that a framework runs in here: this one, or the one that is named for it."""
+    try:
+        python = framework_python(framework)
+    except BadRequest:  # a wrong name is said to whoever runs it
+        python = sys.executable
+    return _read_interpreter(python)
 
 
 @cache
-def installed_packages() -> Mapping[str, str]:
-    """Package → version in this interpreter, of those that matter; an environment does not change under a process."""
+def _read_interpreter(python: str) -> Interpreter:
+    """An environment does not change under a process, so that it is asked once."""
+    if python != sys.executable:
+        command = [python, "-c", ASK, *PACKAGES]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return Interpreter(*json.loads(done.stdout.splitlines()[-1]))
     found = {}
     for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return Interpreter(platform.python_version(), found)
 
 
 def get_environment(framework: Framework) -> Environment:
     """The environment in which this installation runs a framework."""
-    return keep_environment(framework, python=platform.python_version(), packages=installed_packages())
+    here = interpreter_of(framework.name)
+    return keep_environment(framework, python=here.python, packages=here.packages)
 
 
 def keep_environment(framework: Framework, *, python: str, packages: Mapping[str, str]) -> Environment:

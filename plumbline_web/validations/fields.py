@@ -16,7 +16,7 @@ from checks.models.families import FAMILIES
 from checks.registry import CHECKS
 from checks.samples.reading import SAMPLE_FILES
 from checks.spec import RunSpec
-from plumbline_web.catalog.installed import installed_packages, list_frameworks
+from plumbline_web.catalog.installed import interpreter_of, list_frameworks
 from plumbline_web.catalog.models import TrainedModel
 from plumbline_web.jobs.enums import Queue
 from plumbline_web.validations.field_texts import GROUPS, HELP
@@ -278,9 +278,11 @@ def _say_bounds(name: str) -> str:
 
 
 def _frameworks() -> tuple[Option, ...]:
-    packages = installed_packages()
     return tuple(
-        Option(framework.name, f"{framework.title} {packages.get(framework.package, '(not installed)')}")
+        Option(
+            framework.name,
+            f"{framework.title} {interpreter_of(framework.name).packages.get(framework.package, '(not installed)')}",
+        )
         for framework in list_frameworks()
     )
 
