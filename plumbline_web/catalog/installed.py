@@ -65,16 +65,18 @@ print(json.dumps([platform.python_version(), found]))
 def get_framework(name: str) -> Framework:
     title, package = TITLES.get(name, (name, name))
     framework, _ = Framework.objects.get_or_create(name=name, defaults={"title": title, "package": package})
+    if name in TITLES and (framework.title, framework.package) != (title, package):
+        # The row is of a release that knew the adapter by its name alone.
+        framework.title, framework.package = title, package
+        framework.save(update_fields=["title", "package"])
     return framework
 
 
 def list_frameworks() -> list[Framework]:
     """Every framework that has an adapter, those that are installed here first, by title; rows are made where new."""
-    known = {framework.name: framework for framework in Framework.objects.all()}
-    return sorted(
-        (known.get(name) or get_framework(name) for name in names()),
-        key=lambda found: (found.package not in interpreter_of(found.name).packages, found.title.lower()),
-    )
+    known = {(framework.name, framework.title): framework for framework in Framework.objects.all()}
+    found = (known.get((name, TITLES.get(name, (name, name))[0])) or get_framework(name) for name in names())
+    return sorted(found, key=lambda each: (each.package not in interpreter_of(each.name).packages, each.title.lower()))
 
 
 @dataclass(frozen=True)

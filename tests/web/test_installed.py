@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plumbline_web.catalog.installed import get_environment, get_framework, interpreter_of, list_frameworks
+from plumbline_web.catalog.models import Framework
 from workers.frameworks.interpreter import VARIABLE
 
 pytestmark = pytest.mark.django_db
@@ -50,3 +51,10 @@ def test_a_python_that_does_not_answer_is_taken_for_this_one(tmp_path: Path, mon
     assert interpreter_of("trl").packages["trl"] == version("trl")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
     assert interpreter_of("trl").packages["trl"] == version("trl")
+
+
+def test_a_row_that_knew_an_adapter_by_its_name_alone_gets_its_title() -> None:
+    Framework.objects.create(name="ms_swift", title="ms_swift", package="ms_swift")
+    assert {each.name: each.title for each in list_frameworks()}["ms_swift"] == "ms-swift"
+    row = Framework.objects.get(name="ms_swift")
+    assert (row.title, row.package) == ("ms-swift", "ms-swift")

@@ -37,7 +37,8 @@ def require_module(module: str, *, framework: str, remedy: str) -> None:
     """Raise BadRequest where the frameworks' interpreter has no such module."""
     python = framework_python(framework)
     if not _has_module(python, module):
-        raise BadRequest("framework", f"{framework} is not installed in {python}", remedy)
+        named = f"and name it with --env, or its Python in {VARIABLE}_{framework.upper()}"
+        raise BadRequest("framework", f"{framework} is not installed in {python}", f"{remedy}, {named}")
 
 
 @cache

@@ -19,7 +19,7 @@ from workers.frameworks.requests import check_request, refuse_objective
 from workers.frameworks.trainer import RESUME, write_run
 
 DRIVER, HOOKS = (Path(__file__).with_name(name) for name in ("train.py", "hooks.py"))
-REMEDY = "build an environment with plumbline env create nemo-automodel==0.7.0, and name it with --env"
+REMEDY = "build an environment with plumbline env create nemo-automodel==0.7.0"
 UNDECAYED = r"(norm|layernorm)\.weight$|\.bias$"
 """names of one-dimensional parameters, by the pattern that AutoModel groups them by"""
 MANY = 1_000_000

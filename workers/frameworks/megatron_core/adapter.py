@@ -22,10 +22,7 @@ from workers.frameworks.trainer import read_run_log, write_run
 
 HERE = Path(__file__).parent
 DRIVER, HOOKS = HERE / "train.py", HERE / "hooks.py"
-REMEDY = (
-    "build an environment with plumbline env create megatron-core==0.16.1 --with transformers==5.24.0, "
-    "and name it with --env"
-)
+REMEDY = "build an environment with plumbline env create megatron-core==0.16.1 --with transformers==5.24.0"
 COPIED = (
     *("seed", "seq_len", "assistant_only", "batch", "steps", "optimizer", "lr", "beta1", "beta2", "eps"),
     *("weight_decay", "momentum", "max_grad_norm", "schedule", "warmup_steps", "gradient_checkpointing"),

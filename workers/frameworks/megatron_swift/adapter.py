@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 DRIVER, HOOKS = HERE / "train.py", HERE / "hooks.py"
 REMEDY = (
     "build an environment with plumbline env create megatron-core==0.16.1 --with mcore-bridge==1.6.5 "
-    "--with ms-swift==4.6.0, and name it with --env"
+    "--with ms-swift==4.6.0"
 )
 
 

@@ -20,7 +20,7 @@ from workers.frameworks.shims import find_shims
 from workers.frameworks.trainer import build_config, write_run
 
 DRIVER = Path(__file__).with_name("train.py")
-REMEDY = "build an environment with plumbline env create ms-swift==4.6.0, and name it with --env"
+REMEDY = "build an environment with plumbline env create ms-swift==4.6.0"
 REFUSAL = "ms-swift's refusal to pack without flash attention"
 """what a stand-in says that it replaces, where packing is to be tried with another attention"""
 
