@@ -7,6 +7,8 @@ from collections.abc import Mapping
 CAUSES: Mapping[str, str] = {
     "expert-gradients-halved": "a module is named only where one kind of parameter differs, and experts are two kinds",
     "gradient-zeroed": "a gradient that is missing is read as a matter of the objective",
+    "odds-of-sums": "ORPO of TRL 1.16.0 ends conversational answers twice, which data.preference names first",
+    "orpo-not-divided": "ORPO of TRL 1.16.0 ends conversational answers twice, which data.preference names first",
 }
 """slug of a fault → cause"""
 
