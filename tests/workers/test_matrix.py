@@ -97,10 +97,14 @@ def test_a_matrix_goes_on_where_it_was_broken_off(tmp_path: Path, capsys: pytest
     assert main([*asked, "--again", "fail"]) == 0
 
 
-def test_an_environment_is_named_for_a_framework_of_the_matrix(
+def test_a_name_that_is_none_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["matrix", "--env", "axolotl=there", "--out", str(tmp_path)]) == 3
     assert "env: 'axolotl=there' is not FRAMEWORK=NAME of this matrix" in capsys.readouterr().err
+    assert main(["matrix", "--frameworks", "trll", "--out", str(tmp_path)]) == 3
+    assert "frameworks: 'trll' is not known; use automodel, " in capsys.readouterr().err
+    assert main(["matrix", "--precisions", "bf17", "--out", str(tmp_path)]) == 3
+    assert "precisions: 'bf17' is not known; use float32, bf16, " in capsys.readouterr().err
     assert main(["matrix", "--env", "trl=there", "--server", "--out", str(tmp_path)]) == 3
     assert "env: environments are of this machine; leave --server out." in capsys.readouterr().err

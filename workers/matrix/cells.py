@@ -40,6 +40,8 @@ class Outcome:
     reasons: Mapping[str, str]
     seconds: float
     packages: Mapping[str, str]
+    refused: bool = False
+    """nothing ran: the framework was not installed then, or cannot do what the cell asks"""
 
 
 def list_cells(frameworks: Sequence[str], models: Sequence[str], precisions: Sequence[str]) -> tuple[Cell, ...]:
@@ -67,7 +69,7 @@ def read_outcome(cell: Cell, file: Path) -> Outcome | None:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         if "refused" in document:
-            return Outcome(cell, REFUSED, 0, {"request": document["refused"]}, 0.0, {})
+            return Outcome(cell, REFUSED, 0, {"request": document["refused"]}, 0.0, {}, refused=True)
         verdicts = [(each["check"], each["status"], each["sentence"]) for each in document["verdicts"]]
         total, packages = float(document["total_s"]), document["environment"]
     except FileNotFoundError:

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from checks.errors import BadRequest
+from checks.spec import Precision
+from workers.frameworks import names
 from workers.matrix.cells import Outcome, keep_refusal, keep_result, list_cells, read_outcome
 from workers.matrix.report import print_matrix, render_markdown
 from workers.report import make_console, write_whole
@@ -54,6 +56,8 @@ def _split(text: str) -> tuple[str, ...]:
 def _run(options: argparse.Namespace) -> int:
     from checks.models.families import FAMILIES
 
+    _check_names("frameworks", options.frameworks, names())
+    _check_names("precisions", options.precisions, get_args(Precision))
     models = options.models or tuple(f"tiny:{family}" for family in FAMILIES)
     cells = list_cells(options.frameworks, models, options.precisions)
     environments = _read_environments(options.env, options.frameworks)
@@ -64,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     for number, cell in enumerate(cells, start=1):
         file = options.out / "cells" / f"{cell.name}.json"
         outcome = read_outcome(cell, file)
-        if outcome is None or outcome.status in options.again:
+        if outcome is None or outcome.refused or outcome.status in options.again:
             console.print(
                 f"{number} of {len(cells)}: {cell.framework}, {cell.model}, {cell.precision}", highlight=False
             )
@@ -85,6 +89,13 @@ def _run(options: argparse.Namespace) -> int:
         write_whole(options.out / "matrix.md", render_markdown(outcomes))
     print_matrix(outcomes, console=make_console())
     return _choose_exit(outcomes)
+
+
+def _check_names(field: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse a misspelt name at once: as a cell it would only be one more that is skipped."""
+    for name in given:
+        if name not in known:
+            raise BadRequest(field, f"{name!r} is not known", f"use {', '.join(known)}")
 
 
 def _read_environments(texts: Sequence[str], frameworks: Sequence[str]) -> Mapping[str, str]:

@@ -17,8 +17,9 @@ def read_log(output: Path) -> tuple[LogRecord, ...]:
     """Return a record for each logged step of a run's output directory, in the order of steps.
 
     Megatron-SWIFT logs the learning rate after its schedule has moved on: a line's is that of the next step. The last
-    line sums the run up and has no loss. Nothing where there is no file: the run broke off before
-    its first step, and run.completes says why. Raises CaptureError when it is no log.
+    line sums the run up and has no loss. Raises CaptureError when the file is no log.
+
+    Nothing where there is no file: the run broke off before its first step, and run.completes says why.
     """
     file = output / LOG_FILE
     try:

@@ -19,8 +19,9 @@ def read_log(output: Path) -> tuple[LogRecord, ...]:
     """Return a record for each logged step, and each evaluation, of a run's output directory, in the order of steps.
 
     A run that ended sums itself up in a last line whose `log_history` is exact; the lines of each step are rounded to
-    nine digits. Nothing where there is no file: the run broke off before
-    its first step, and run.completes says why. Raises CaptureError when it is no log.
+    nine digits. Raises CaptureError when the file is no log.
+
+    Nothing where there is no file: the run broke off before its first step, and run.completes says why.
     """
     file = output / LOG_FILE
     try:
