@@ -11,15 +11,17 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 
 from plumbline_web.demo.command import add_demo
+from plumbline_web.problems.command import add_catalogue
 from plumbline_web.up.command import add_up
 from plumbline_web.up.first_link import add_first_link
 from plumbline_web.up.health import add_health
+from plumbline_web.up.prepare import add_prepare
 from plumbline_web.up.work import add_work
 from workers import cli
 
 MANAGE = "manage"
 
-COMMANDS = (add_up, add_demo, add_work, add_health, add_first_link)
+COMMANDS = (add_up, add_demo, add_work, add_health, add_first_link, add_prepare, add_catalogue)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

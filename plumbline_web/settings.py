@@ -43,6 +43,7 @@ INSTALLED_APPS = [
     "plumbline_web.catalog",
     "plumbline_web.curves",
     "plumbline_web.jobs",
+    "plumbline_web.problems",
     "plumbline_web.timeline",
     "plumbline_web.validations",
 ]

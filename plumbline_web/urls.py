@@ -13,6 +13,7 @@ urlpatterns = [
     path("", include("plumbline_web.validations.stepdiff.urls")),
     path("", include("plumbline_web.curves.urls")),
     path("", include("plumbline_web.catalog.urls")),
+    path("", include("plumbline_web.problems.urls")),
     path("api/v1/", include("plumbline_web.api.urls")),
 ]
 

@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
+from django.http import QueryDict
 
-from plumbline_web.api.errors import invalid
+from plumbline_web.api.errors import ApiError, invalid
 
 DEFAULT_LIMIT = 50
 LARGEST_LIMIT = 500
+LONGEST_KEY = 100
+"""characters of a text in a cursor"""
+
+PAGE_PARAMETERS = ("cursor", "limit")
 
 NEWEST = ("-created_at", "-id")
 
@@ -42,11 +48,32 @@ def take_page(rows: QuerySet[M], *, keys: Sequence[str], cursor: str, limit: int
         raise invalid({"limit": f"{limit} is out of bounds; give 1 to {LARGEST_LIMIT}"})
     rows = rows.order_by(*keys)
     if cursor:
-        rows = rows.filter(_after(keys, _read(cursor, count=len(keys))))
+        values = _read(cursor, count=len(keys))
+        try:
+            rows = rows.filter(_after(keys, values))
+        except (ValidationError, ValueError, TypeError):  # values of another list's columns
+            raise _refuse() from None
     found = list(rows[: limit + 1])
     if len(found) <= limit:
         return Page(found, None)
     return Page(found[:limit], _write([getattr(found[limit - 1], key.lstrip("-")) for key in keys]))
+
+
+def read_filter(given: QueryDict, *, known: Sequence[str]) -> QueryDict:
+    """Facets without the page's parameters; a misspelt one must not give the unfiltered list.
+
+    Raises:
+        ApiError: 400, a parameter is none of `known`.
+    """
+    unknown = [name for name in given if name not in (*known, *PAGE_PARAMETERS)]
+    if unknown:
+        raise invalid(
+            {name[:60]: f"there is no such filter; the filters are {', '.join(known)}" for name in unknown[:20]}
+        )
+    left = given.copy()
+    for name in PAGE_PARAMETERS:
+        left.pop(name, None)
+    return left
 
 
 def turn(page: Page, convert: Callable[[Any], Any]) -> dict[str, Any]:
@@ -86,6 +113,8 @@ def _decode(value: Any) -> Any:
         if moment.tzinfo is None:
             raise ValueError
         return moment
+    if isinstance(value, str) and len(value) <= LONGEST_KEY and "\0" not in value:
+        return value
     if not isinstance(value, int) or not -(2**63) < value < 2**63:
         raise ValueError
     return value
@@ -99,4 +128,8 @@ def _read(cursor: str, *, count: int) -> list[Any]:
             raise ValueError
         return [_decode(value) for value in values]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error):
-        raise invalid({"cursor": "is none of this list's; take next_cursor of the page before"}) from None
+        raise _refuse() from None
+
+
+def _refuse() -> ApiError:
+    return invalid({"cursor": "is none of this list's; take next_cursor of the page before"})

@@ -185,6 +185,44 @@ class CapturePage(Schema):
     next_cursor: str | None
 
 
+class Problem(Schema):
+    id: str = Field(description="P-45")
+    slug: str
+    title: str
+    framework: str = Field(description="where the fault sits")
+    component: str
+    stage: str
+    pattern: str
+    silent: bool = Field(description="training goes on without an error")
+    models: list[str] = Field(description="families that are involved; empty where it is general")
+    status: str = Field(description="upstream: fixed, open, reported, closed-not-fixed or upstream (in a dependency)")
+    provenance: str = Field(description="imported, reproduced, found or first-raised")
+    first_seen: str
+    affected: str
+    fixed_in: str
+    caught_by: list[str] = Field(description="kinds of checks that should see it")
+    url: str
+
+
+class ProblemDetail(Problem):
+    symptom: str
+    root_cause: str
+    fix: str
+    related_urls: list[str]
+    cpu_reproducible: str
+    shows_in_release: str
+    confidence: str
+    affected_spec: list[dict[str, Any]] = Field(description="ranges of released packages; empty: not known")
+    recurrences: list[str] = Field(description="names of the groups that it belongs to")
+    checks: list[str] = Field(description="checks of this version that say they catch it")
+    version: int
+
+
+class ProblemPage(Schema):
+    rows: list[Problem]
+    next_cursor: str | None
+
+
 class TokenIn(Schema):
     model_config = ConfigDict(title="NewToken")
     name: str

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Status
 
 from plumbline_web.accounts.enums import Role, Scope
 from plumbline_web.api.access import access, caller
 from plumbline_web.api.body import describe_body, read_key, read_object
-from plumbline_web.api.cursor import DEFAULT_LIMIT, take_page, turn
+from plumbline_web.api.cursor import DEFAULT_LIMIT, read_filter, take_page, turn
 from plumbline_web.api.describe import describe_validation, find_validation, show_row
 from plumbline_web.api.errors import ApiError, invalid
 from plumbline_web.api.schemas import CancelIn, Error, SubmissionIn, ValidationDetail, ValidationPage
@@ -29,8 +29,6 @@ KEY_HEADER = {
     "schema": {"type": "string", "maxLength": 100},
     "description": "a repeated request with the same key and body gives the validation of the first",
 }
-
-PAGE_PARAMETERS = ("cursor", "limit")
 
 
 @router.post(
@@ -73,7 +71,7 @@ def create_validation(request: HttpRequest) -> Status[dict[str, Any]]:
 )
 def list_validations(request: HttpRequest, cursor: str = "", limit: int = DEFAULT_LIMIT) -> dict[str, Any]:
     """The filters, and the order, are those of the page; an unknown one is refused. `cursor`: of the page before."""
-    given = _read_filter(request.GET)
+    given = read_filter(request.GET, known=tuple(ValidationFilter.base_filters))
     rows = Validation.objects.visible_to(caller(request)).with_names()
     found = ValidationFilter(given, queryset=rows)
     if not found.is_valid():
@@ -150,17 +148,3 @@ def rejudge_validation(request: HttpRequest, number: str) -> dict[str, Any]:
     """With the checks as they are now; changes of verdict are recorded."""
     domain.rejudge(find_validation(number, request), by=caller(request))
     return describe_validation(find_validation(number, request))
-
-
-def _read_filter(given: QueryDict) -> QueryDict:
-    """Facets without the page's parameters; a misspelt one must not give the unfiltered list."""
-    known = tuple(ValidationFilter.base_filters)
-    unknown = [name for name in given if name not in (*known, *PAGE_PARAMETERS)]
-    if unknown:
-        raise invalid(
-            {name[:60]: f"there is no such filter; the filters are {', '.join(known)}" for name in unknown[:20]}
-        )
-    left = given.copy()
-    for name in PAGE_PARAMETERS:
-        left.pop(name, None)
-    return left

@@ -12,6 +12,7 @@ class Subject(models.TextChoices):
     USER = "user", "user"
     TOKEN = "token", "token"
     SCHEDULE = "schedule", "schedule"
+    PROBLEM = "problem", "problem"
 
 
 class Event(models.Model):

@@ -33,6 +33,20 @@ def migrate() -> int:
     return missing
 
 
+def load_problems() -> str:
+    """Bring the database to the catalogue of this version; what that changed, in words."""
+    from django.db import connections
+
+    from plumbline_web.problems.catalogue import load_catalogue
+
+    try:
+        loaded = load_catalogue()
+    finally:
+        connections.close_all()
+    total = loaded.created + loaded.updated + loaded.unchanged
+    return f"{total:,} problems, {loaded.created:,} of them new, {loaded.updated:,} changed"
+
+
 def make_first_link(origin: str) -> str | None:
     """The address at which the first administrator signs in, once; None where there is an administrator already."""
     from django.db import connections

@@ -12,7 +12,7 @@ from plumbline_web.up.accounts import find_database_account
 from plumbline_web.up.directory import DataDirectory, read_secret_key
 from plumbline_web.up.interrupts import Interrupts
 from plumbline_web.up.postgres import describe_postgres, make_database, prepare_postgres
-from plumbline_web.up.preparation import make_first_link, migrate
+from plumbline_web.up.preparation import load_problems, make_first_link, migrate
 from plumbline_web.up.programs import describe_beat, describe_control, describe_runners, describe_web, list_gpus
 from plumbline_web.up.redis import describe_redis, find_redis, redis_url
 from plumbline_web.up.service import Service
@@ -82,6 +82,9 @@ class Stack:
         begun = time.monotonic()
         done = migrate()
         self._say("migrate", f"ready in {time.monotonic() - begun:.1f} s, {done} migrations applied")
+        begun = time.monotonic()
+        problems = load_problems()
+        self._say("catalogue", f"ready in {time.monotonic() - begun:.1f} s, {problems}")
         gpus = list_gpus()
         self._supervisor.start(
             describe_web(self._address.listener, address=self._address.origin),

@@ -23,16 +23,13 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from checks.registry import CHECKS
 from plumbline_web.jobs.enums import Queue
+from plumbline_web.tables.forms import LONGEST_TEXT, FilterForm
 from plumbline_web.validations.enums import OPEN, FindingState, Pattern, State, Status
 from plumbline_web.validations.models import CheckResult, Finding, Validation
 from plumbline_web.validations.names import NO_PROFILE, Names, read_names
 from plumbline_web.validations.querysets import ValidationQuerySet
 
-LONGEST_TEXT = 200
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
-
-PAGE_PARAMETERS = ("page",)
-"""What the address of the list says beside the filter; the exports are linked with the same address."""
 
 NUMBER = re.compile(r"(?:V-)?(\d{1,18})", re.IGNORECASE)
 
@@ -90,17 +87,6 @@ class MomentField(forms.CharField):
             except OverflowError:  # within its zone's calendar, and beyond that of UTC
                 pass
         raise forms.ValidationError(f"{text[:40]!r} is no date; write it as 2026-11-29 or 2026-11-29T17:00")
-
-
-class FilterForm(forms.Form):
-    """Refuses what is no filter: a misspelt one must not give the unfiltered list."""
-
-    def clean(self) -> None:
-        known = tuple(self.fields)
-        unknown = [name for name in self.data if name not in (*known, *PAGE_PARAMETERS)]
-        for name in unknown[:20]:
-            found = f"there is no such filter; the filters are {', '.join(known)}"
-            self.errors[name[:60]] = self.error_class([found])
 
 
 class MomentFilter(django_filters.Filter):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from plumbline_web.validations.exports import CHUNK_ROWS
+from plumbline_web.tables.exports import CHUNK_ROWS
 from plumbline_web.validations.models import Validation
 from plumbline_web.validations.presentation import COLUMNS
 from plumbline_web.validations.seed import seed

@@ -74,6 +74,11 @@ PAGES: dict[str, tuple[str, str, frozenset[str]]] = {
     "compare-curves": ("GET", "/compare/loss.json", SIGNED_IN),
     "compare-differences": ("GET", "/compare/loss/difference.json", SIGNED_IN),
     "compare-export": ("GET", "/compare.csv", SIGNED_IN),
+    "problem-list": ("GET", "/problems/", SIGNED_IN),
+    "problem-export": ("GET", "/problems.csv", SIGNED_IN),
+    "problem-matrix": ("GET", "/problems/matrix/", SIGNED_IN),
+    "problem-recurrences": ("GET", "/problems/recurrences/", SIGNED_IN),
+    "problem-detail": ("GET", "/problems/P-1/", SIGNED_IN),
 }
 
 API: dict[str, tuple[str, str, frozenset[str]]] = {
@@ -94,6 +99,8 @@ API: dict[str, tuple[str, str, frozenset[str]]] = {
     "read_capture": ("GET", "/captures/{capture}", SIGNED_IN),
     "download_file": ("GET", "/captures/{capture}/files/manifest.json", SIGNED_IN),
     "download_archive": ("GET", "/captures/{capture}/archive", SIGNED_IN),
+    "list_problems": ("GET", "/problems", SIGNED_IN),
+    "read_problem": ("GET", "/problems/P-1", SIGNED_IN),
     "list_results": ("GET", "/results", SIGNED_IN),
     "read_log": ("GET", "/jobs/{job}/log", SIGNED_IN),
     "read_me": ("GET", "/me", SIGNED_IN),

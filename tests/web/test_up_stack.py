@@ -75,7 +75,8 @@ def test_up_serves_refuses_a_second_survives_a_kill_and_leaves_nothing(data: Pat
 
 def _check_ready_lines(up: Command, data: Path, port: int) -> None:
     ready = dict(re.findall(r"^(\S+) +ready in [\d.]+ s, (.+)$", up.log.read_text(), re.MULTILINE))
-    assert set(ready) == {"redis", "postgres", "migrate", "web", "control", "beat"}
+    assert set(ready) == {"redis", "postgres", "migrate", "catalogue", "web", "control", "beat"}
+    assert ready["catalogue"].endswith(" of them new, 0 changed")
     assert ready["web"] == f"http://127.0.0.1:{port}"
     assert ready["control"] == f"serves control, host.{os.uname().nodename}"
     sockets = (data / "sockets").resolve()

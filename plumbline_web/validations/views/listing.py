@@ -11,13 +11,13 @@ from django.views.decorators.http import require_GET
 
 from plumbline_web.accounts.access import signed_in
 from plumbline_web.accounts.enums import Role
-from plumbline_web.validations.exports import stream_csv, stream_json
+from plumbline_web.tables.exports import CHUNK_ROWS, FORMS, stream
+from plumbline_web.tables.pagination import read_page
+from plumbline_web.tables.shortening import shorten
 from plumbline_web.validations.filters import DEFAULT_SORT, ValidationFilter
 from plumbline_web.validations.models import Validation
 from plumbline_web.validations.overview import UNSEEN
-from plumbline_web.validations.pagination import read_page
-
-FORMS: Mapping[str, str] = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+from plumbline_web.validations.presentation import COLUMNS, row
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {"sort": ("", DEFAULT_SORT), "page": ("", "1")}
 """Parameters whose value says nothing; of every other one the empty text."""
@@ -28,7 +28,7 @@ BASIC = ("text", "framework", "model", "verdict", "state", "who")
 
 @require_GET
 def validation_list(request: HttpRequest) -> HttpResponse:
-    address = shorten(request)
+    address = shorten(request, DEFAULTS)
     if address is not None:
         return HttpResponseRedirect(address)
     user = signed_in(request)
@@ -56,19 +56,7 @@ def validation_export(request: HttpRequest, form: str) -> HttpResponseBase:
     if not found.is_valid():
         sentences = [f"{name}: {'; '.join(errors)}" for name, errors in found.errors.items()]
         return HttpResponse("\n".join(sentences) + "\n", status=400, content_type="text/plain; charset=utf-8")
-    rows = stream_csv(found.qs) if form == "csv" else stream_json(found.qs)
-    response = StreamingHttpResponse(rows, content_type=FORMS[form])
+    rows = (row(validation) for validation in found.qs.with_names().iterator(chunk_size=CHUNK_ROWS))
+    response = StreamingHttpResponse(stream(rows, COLUMNS, form), content_type=FORMS[form])
     response["Content-Disposition"] = f'attachment; filename="validations.{form}"'
     return response
-
-
-def shorten(request: HttpRequest) -> str | None:
-    """The same address without what says nothing, where there is something to leave out."""
-    query = request.GET.copy()
-    for name, values in request.GET.lists():
-        if values[-1] in DEFAULTS.get(name, ("",)):
-            del query[name]
-    if query == request.GET:
-        return None
-    encoded = query.urlencode()
-    return f"{request.path}?{encoded}" if encoded else request.path

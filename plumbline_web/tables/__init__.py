@@ -1,0 +1,1 @@
+"""What lists of rows share: pages, exports, filters' forms, and short addresses."""
