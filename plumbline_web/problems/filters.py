@@ -62,7 +62,7 @@ class ProblemFilter(django_filters.FilterSet):
         method="filter_text",
         label="Search",
         max_length=LONGEST_TEXT,
-        widget=forms.TextInput(attrs={"type": "search", "data-search": "", "placeholder": "P-45, a slug, or words"}),
+        widget=forms.TextInput(attrs={"type": "search", "data-search": "", "placeholder": "P-45, or words"}),
     )
     framework = _choice((), label="Framework")
     pattern = _choice(Pattern.choices, label="Pattern")
