@@ -20,7 +20,7 @@ help:
 	@echo "make demo   the dashboard with two validations of tiny:qwen3, until ctrl-C; SERVE=0 ends, PORT=8000, DATA=.demo"
 	@echo "make test   the test suite, in parallel"
 	@echo "make test-gpu  what only a GPU can show, in five minutes; needs torch, transformers and pytest, GPU_PYTHON=python3"
-	@echo "make test-frameworks  ms-swift, AutoModel and Megatron live, in environments that PLUMBLINE_ENV_* name"
+	@echo "make test-frameworks  ms-swift, AutoModel, Megatron and Miles live, in environments that PLUMBLINE_ENV_* name"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 	@echo "make clean  removes $(VENV) and $(DATA)"
 

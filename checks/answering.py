@@ -14,6 +14,7 @@ from checks.references.mismatched import ReferencePoints, compute_reference_poin
 from checks.references.model import choose_source
 from checks.references.routing import read_choices
 from checks.references.selection import read_selections
+from checks.spec import POLICY_OBJECTIVES
 
 
 def add_answers(material: Material, capture: Capture) -> Material:
@@ -27,7 +28,7 @@ def add_answers(material: Material, capture: Capture) -> Material:
         choices, keys = read_choices(capture, step, micro_batches), read_selections(capture, step, micro_batches)
         try:
             check_memory(source.checkpoint)
-            if spec.objective == "grpo":
+            if spec.objective in POLICY_OBJECTIVES:
                 tokens[step] = compute_initial_tokens(
                     spec, source, micro_batches, choices=choices, keys=keys, step=step
                 )

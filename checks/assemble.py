@@ -16,6 +16,7 @@ from checks.errors import BadRequest
 from checks.locating import compare_modules
 from checks.material import Material, RunOutcome
 from checks.models.checkpoint import read_config
+from checks.parallel.scope import is_united
 from checks.probes.answers import read_answers
 from checks.references.batch import MicroBatch, UnreadableBatch, read_step
 from checks.references.budget import OverBudget
@@ -88,11 +89,12 @@ def assemble(
         return material
     material = _add_dataset(material, capture)
     if spec.processes > 1:
-        # One rank's rows are not the step's: what the ranks did together is what one process did with all rows.
-        single = material.capture_of(Role.SINGLE)
-        if single is None or not single.steps:
+        # One rank's rows are not the step's: what the ranks did together is what one process did with all rows, or
+        # what they recorded, put together.
+        whole = material.whole if is_united(spec) else material.capture_of(Role.SINGLE)
+        if whole is None or not whole.steps:
             return material
-        capture = single
+        capture = whole
     batches, unreadable = _read_batches(material.dataset, capture)
     material = replace(material, batches=batches, no_reference=unreadable)
     if references:

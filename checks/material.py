@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from checks.captures.capture import Capture
 from checks.diagnosis.first_divergence import Divergence
 from checks.memory.implied import Implied
+from checks.parallel.tensors import NotJoined
+from checks.parallel.united import unite
 from checks.probes.answers import Answer
 from checks.references.batch import MicroBatch
 from checks.references.dataset import Dataset
@@ -107,6 +110,20 @@ class Material:
     def capture(self) -> Capture | None:
         return self.run.capture
 
+    @cached_property
+    def _united(self) -> tuple[Capture | None, str]:
+        if self.capture is None or not self.capture.ranks:
+            return self.capture, ""
+        try:
+            return unite(self.capture, processes=self.spec.processes, dp_size=self.spec.dp_size), ""
+        except NotJoined as error:
+            return None, str(error)
+
+    @property
+    def whole(self) -> Capture | None:
+        """What all ranks of the run recorded, as of one process; None where they are not one run's."""
+        return self._united[0]
+
     def capture_of(self, role: Role) -> Capture | None:
         """What a run beside the asked one recorded; None where it did not run or left nothing readable."""
         outcome = self.others.get(role)
@@ -125,6 +142,8 @@ class Material:
             return "the run left no capture to judge; see run.completes"
         if not self.run.capture.steps:
             return "no optimizer step of the run was recorded; see run.completes"
+        if self._united[1]:
+            return self._united[1]
         if step is not None and step in self.no_reference:
             return self.no_reference[step]
         return next(iter(self.no_reference.values()), "no reference was computed")

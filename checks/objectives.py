@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from checks.spec import PREFERENCE_OBJECTIVES, RunSpec
+from checks.spec import POLICY_OBJECTIVES, PREFERENCE_OBJECTIVES, RunSpec
 
 FOR_ANY_OBJECTIVE = frozenset(
     {
@@ -12,12 +12,15 @@ FOR_ANY_OBJECTIVE = frozenset(
         *("step.precision", "step.settings", "step.lora", "step.update", "step.schedule", "step.frozen"),
         *("step.lengths", "step.padding", "step.causality", "step.determinism", "step.dropout"),
         *("step.gradients", "step.activations", "step.accumulation", "step.rl_loss", "step.advantages"),
-        *("step.rl_logprobs", "model.definition", "checkpoint.resume", "checkpoint.roundtrip"),
+        *("step.rl_logprobs", "step.grad_norm", "model.definition", "checkpoint.resume", "checkpoint.roundtrip"),
         *("serving.logprobs", "serving.cache"),
         *("step.scaler", "serving.quantised", "transfer.sync"),
     }
 )
 """Checks that hold a run against its spec, its data, its checkpoint or itself, whatever it minimises."""
+
+BETWEEN_RANKS = frozenset({"parallel.data", "parallel.replicas", "parallel.gradients"})
+"""Checks that hold a run of several ranks against one of one process, on the same completions."""
 
 ROWS = frozenset({"data.template", "data.mask", "data.packing"})
 """Checks of rows that stand alone."""
@@ -25,6 +28,14 @@ ROWS = frozenset({"data.template", "data.mask", "data.packing"})
 COURSE = "a preference's loss and gradient norm may die once its answers are told apart, as no language model's do"
 
 WHY_NOT = {"convergence.health": COURSE, **dict.fromkeys(ROWS, "data.preference judges the rows of preferences")}
+
+COMPLETIONS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("data.template", "data.mask", "data.preference", "data.coverage", "data.packing"),
+        "the rows are the model's own completions, not those of the data",
+    ),
+    "convergence.health": "a reward's loss has no level that it begins at or falls to",
+}
 
 WHY_NOT_OF: Mapping[str, Mapping[str, str]] = {
     "orpo": {
@@ -37,13 +48,7 @@ WHY_NOT_OF: Mapping[str, Mapping[str, str]] = {
         "data.template": "",
         "data.mask": "",
     },
-    "grpo": {
-        **dict.fromkeys(
-            ("data.template", "data.mask", "data.preference", "data.coverage", "data.packing"),
-            "the rows are the model's own completions, not those of the data",
-        ),
-        "convergence.health": "a reward's loss has no level that it begins at or falls to",
-    },
+    **dict.fromkeys(POLICY_OBJECTIVES, COMPLETIONS),
 }
 """Objective → check → why it has nothing to say there; empty where it has, though it has not on preferences."""
 
@@ -55,9 +60,11 @@ def why_not_objective(name: str, spec: RunSpec) -> str | None:
         return own[name] or None
     if spec.objective == "grpo" and name == "step.accumulation" and spec.grpo_loss == "bnpo":
         return "bnpo is a mean over each micro-batch's tokens: another split is another objective"
-    if spec.objective == "grpo" and name == "checkpoint.resume" and (spec.steps - 1) % spec.num_iterations:
+    if spec.objective in POLICY_OBJECTIVES and name == "checkpoint.resume" and (spec.steps - 1) % spec.num_iterations:
         return "completions under way are not saved: a run that is resumed among their iterations generates others"
     if spec.objective == "sft" or name in FOR_ANY_OBJECTIVE:
+        return None
+    if spec.objective in POLICY_OBJECTIVES and name in BETWEEN_RANKS:
         return None
     return WHY_NOT.get(name, "its reference is that of supervised fine-tuning")
 
@@ -76,6 +83,6 @@ def needs_other_objective(spec: RunSpec) -> str | None:
 
 def needs_completions(spec: RunSpec) -> str | None:
     """The reason why a check of sampled completions has nothing to say on a run spec: it trains on none."""
-    if spec.objective == "grpo":
+    if spec.objective in POLICY_OBJECTIVES:
         return None
     return f"the run does not train on completions of its own (objective={spec.objective})"

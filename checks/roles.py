@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 from math import isqrt
 
-from checks.spec import RunSpec
+from checks.spec import POLICY_OBJECTIVES, RunSpec
 
 
 class Role(StrEnum):
@@ -51,7 +51,7 @@ def spec_of(role: Role, spec: RunSpec) -> RunSpec:
         return replace(spec, resume_after=spec.steps - 1, resharded=True)
     if role is Role.PROBED:
         # A batch of completions holds whole groups, which fewer rows may not.
-        split = spec.accumulation if spec.objective == "grpo" else 1
+        split = spec.accumulation if spec.objective in POLICY_OBJECTIVES else 1
         return replace(spec, steps=1, accumulation=split, probed=True)
     if role is Role.OVERFIT:
         one = replace(spec, first_rows=spec.batch, steps=OVERFIT_STEPS, accumulation=1)

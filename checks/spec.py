@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +11,14 @@ Attention = Literal["eager", "sdpa"]
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["constant", "linear", "cosine"]
 Sharding = Literal["none", "ddp", "fsdp2"]
-Objective = Literal["sft", "dpo", "orpo", "kto", "grpo"]
+Objective = Literal["sft", "dpo", "orpo", "kto", "grpo", "ppo", "reinforce_plus_plus"]
 GrpoLoss = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo"]
 
 PREFERENCE_OBJECTIVES: tuple[Objective, ...] = ("dpo", "orpo", "kto")
 """Those whose data are preferences: pairs of an answer and a worse one, which kto takes apart."""
+
+POLICY_OBJECTIVES: tuple[Objective, ...] = ("grpo", "ppo", "reinforce_plus_plus")
+"""Those that train on the model's own answers, by their rewards."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +38,21 @@ class RunSpec:
     objective: Objective = "sft"
     """sft: the next token; dpo: preferred answers over rejected ones (arXiv:2305.18290, equation 7); orpo: the same
     without a reference model (arXiv:2403.07691); kto: answers that are desirable or not (arXiv:2402.01306); grpo: the
-    model's own answers, by their rewards (arXiv:2402.03300)"""
+    model's own answers, by their rewards (arXiv:2402.03300); ppo: the same against a value function
+    (arXiv:1707.06347); reinforce_plus_plus: against the mean of the batch (arXiv:2501.03262)"""
     beta: float = 0.1
-    """of dpo, kto and grpo: how strongly the policy is held to the checkpoint's own log-probabilities; of orpo: the
-    weight of the odds ratio"""
+    """of dpo, kto and grpo: how strongly the policy is held to the checkpoint's own log-probabilities, of ppo and
+    reinforce_plus_plus within the rewards; of orpo: the weight of the odds ratio"""
     grpo_loss: GrpoLoss = "grpo"
     """of grpo: the variant, as checks.references.objectives.group_relative states it"""
     num_generations: int = 2
-    """of grpo: completions of one prompt, whose rewards are held against each other"""
+    """completions of one prompt, which grpo holds against each other"""
     num_iterations: int = 1
-    """of grpo: steps that train on the same completions; from the second on the policy is not the one that sampled"""
+    """steps that train on the same completions; from the second on the policy is not the one that sampled"""
     max_completion_length: int = 16
-    """of grpo: tokens that are generated at most"""
+    """of completions: tokens that are generated at most"""
     temperature: float = 1.0
-    """of grpo: what logits are divided by, where completions are sampled and where they are trained on"""
+    """of completions: what logits are divided by, where completions are sampled and where they are trained on"""
     steps: int = 3
     """optimizer steps to run; steps 1 and `steps` are captured"""
     batch: int = 2
@@ -90,6 +94,8 @@ class RunSpec:
     sharding: Sharding = "none"
     """what data-parallel processes hold: ddp, all of the model; fsdp2, a part of each parameter"""
     seed: int = 0
+    options: tuple[str, ...] = ()
+    """settings that only this framework has, each as name=value; its adapter says which there are"""
     synced: Path | None = None
     """directory of the weights that a rollout engine holds, to be held against the trainer's"""
     resume_after: int | None = None
@@ -111,3 +117,7 @@ class RunSpec:
     @property
     def processes(self) -> int:
         return self.dp_size * self.tp_size * self.ep_size * self.pp_size * self.cp_size
+
+
+LISTS: tuple[str, ...] = tuple(field.name for field in fields(RunSpec) if isinstance(field.default, tuple))
+"""Fields that hold several values, which JSON gives back as lists."""

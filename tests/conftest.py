@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from django.conf import settings
 from tests.isolation import take_own_part
 from tests.services import start_services
 from workers.frameworks.interpreter import VARIABLE
+from workers.jobs import computer
 
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
     start_services()  # before Django reads its settings; the workers inherit the addresses
@@ -38,6 +40,11 @@ def pytest_xdist_setupnodes() -> None:
     del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: tests of services wait for a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests of services: a few files take minutes, and one that comes last leaves a worker idle."""
     items.sort(key=lambda item: item.path.parent.name not in ("web", "workers"))
@@ -50,10 +57,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _warm_computers() -> Iterator[None]:
+    """A computing process begins with torch loaded, as a framework's does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(computer, "PYTHON", os.environ[VARIABLE])
+        yield
+
+
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the frameworks as a user's worker does, by an interpreter that has nothing loaded."""
+    """Start frameworks and computing processes as a user's worker does, by an interpreter that has nothing loaded."""
     monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(computer, "PYTHON", sys.executable)
 
 
 @pytest.fixture(autouse=True, scope="session")

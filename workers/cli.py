@@ -23,6 +23,7 @@ from workers.launchers.queue import SlurmError
 from workers.matrix.command import add_matrix
 from workers.push.command import add_push
 from workers.remote import Interrupted
+from workers.reproductions.command import add_reproduce
 from workers.request import BAD_REQUEST, DEFAULT_TIME_LIMIT_S
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
     add_env(subparsers)
     add_matrix(subparsers)
     add_push(subparsers)
+    add_reproduce(subparsers)
     faults = subparsers.add_parser("faults", help="list the faults that --inject takes")
     faults.set_defaults(run=lambda options: commands.list_faults())
     for add in more:

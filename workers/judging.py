@@ -49,7 +49,7 @@ def _judge(check: Check, material: Material) -> Verdict:
 def next_pass(judged: Mapping[str, Verdict], material: Material, *, done: Sequence[str]) -> TracePass | None:
     """The pass that a failing forward asks for after those that are `done`, None where there is nothing to find."""
     reference = material.first_reference()
-    if reference is None or THIRD_PASS in done:
+    if reference is None or THIRD_PASS in done or material.spec.processes > 1:
         return None
     tokens = sum(micro.input_ids.numel() for micro in reference.micro_batches)
     modules = choose_modules(material.spec.model, tokens=tokens)

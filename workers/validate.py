@@ -50,6 +50,24 @@ def validate(
         BadRequest: before anything has run, for a request that cannot be met.
     """
     spec, checks, chosen = build_spec(request)
+    return validate_spec(request, spec, checks, chosen, on_progress=on_progress, cancelled=cancelled, launcher=launcher)
+
+
+def validate_spec(
+    request: ValidationRequest,
+    spec: RunSpec,
+    checks: Sequence[Check],
+    chosen: Adapter,
+    *,
+    on_progress: Callable[[Progress], None],
+    cancelled: Callable[[], bool],
+    launcher: Launcher | None = None,
+) -> ValidationResult:
+    """Run the validation of a run spec through an adapter, which need be none of the registry's.
+
+    Raises:
+        BadRequest: before anything has run, for more devices than there are.
+    """
     plan = make_plan(spec, checks)
     if launcher is None:
         there = len(list_devices())
@@ -74,13 +92,15 @@ def validate(
         )
 
 
-def build_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...], Adapter]:
-    """Check the whole request and state it as a run spec.
+def build_spec(
+    request: ValidationRequest, *, chosen: Adapter | None = None
+) -> tuple[RunSpec, tuple[Check, ...], Adapter]:
+    """Check the whole request and state it as a run spec; through another adapter than the registry's, where given.
 
     Raises:
         BadRequest: naming the field, what was found, and the remedy.
     """
-    chosen = adapter(request.framework)
+    chosen = chosen or adapter(request.framework)
     checks = find_checks(request.checks)
     needed = fault(request.inject).settings if request.inject is not None else ()
     data = resolve_data(request.data)

@@ -35,7 +35,7 @@ def _on_torch(settings: Settings) -> None:
         traceback.print_exc()
     for position, path in enumerate(settings.preload):
         try:
-            module = _load(path, name=f"plumbline_preload_{position}")
+            module = load_file(path, name=f"plumbline_preload_{position}")
             module.install()
         except Exception:
             _abort(path)
@@ -44,12 +44,13 @@ def _on_torch(settings: Settings) -> None:
             recorder.stand_ins.append({"name": name, "replaces": list(module.REPLACES)})
     for position, path in enumerate(settings.hooks if recorder is not None else ()):
         try:
-            _load(path, name=f"plumbline_hooks_{position}").install(recorder)
+            load_file(path, name=f"plumbline_hooks_{position}").install(recorder)
         except Exception:
             _abort(path)
 
 
-def _load(path: str, *, name: str) -> Any:
+def load_file(path: str, *, name: str) -> Any:
+    """Execute a Python file and return it as a module, which is `name` from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path}: not a Python file; give one that defines install().")

@@ -1,7 +1,8 @@
 """Read saved checkpoints into a capture: `python -m plumbline_capture.checkpoint SETTINGS`, once the command has ended.
 
 A process of its own, because the launcher loads no torch. Weights are read from safetensors alone, one parameter at a
-time; optimizer and scheduler by `torch.load(weights_only=True)`, which executes nothing.
+time; optimizer and scheduler by `torch.load(weights_only=True)`, which executes nothing, or from shards that
+torch.distributed.checkpoint has saved (`saved_shards.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from plumbline_capture.bootstrap import load_file
 from plumbline_capture.format import (
     FORMAT,
     VERSION,
     Missing,
+    canonical_name,
     checkpoint_file_name,
     file_sha256,
     temporary_path,
     write_json,
 )
+from plumbline_capture.mapped import keep_named, note_unfilled
+from plumbline_capture.name_map import read_name_map
 from plumbline_capture.represent import keep_tensor
+from plumbline_capture.roots import Name, rename
+from plumbline_capture.saved_megatron import find_iteration, read_states
 from plumbline_capture.saved_names import Shape, Target, match_names
+from plumbline_capture.saved_shards import UnreadShards, find_shards, read_shards
 from plumbline_capture.saved_state import read_optimizer, read_scheduler
 from plumbline_capture.settings import Settings, parse_settings
 from plumbline_capture.state import Recorder
@@ -96,8 +104,10 @@ class Reading:
             with self.guarded("optimizer.pt"):
                 for name, field, value in read_optimizer(self.directory, self.recorded.groups):
                     keep_tensor(self.recorder, value, kind="checkpoint_state", name=name, field=field)
-            if any(self.directory.parent.parent.glob("optim/*.distcp")):  # of a sharded trainer, beside its export
-                self.note("optimizer.pt", "torch.distributed.checkpoint has saved it, in shards that are not read")
+            with self.guarded("optimizer shards"):
+                self._read_shards()
+            with self.guarded("optimizer of Megatron-core"):
+                self._read_megatron()
             with self.guarded("scheduler.pt"):
                 self.described["scheduler"] = read_scheduler(self.directory)
             with self.guarded("trainer_state.json"):
@@ -117,6 +127,8 @@ class Reading:
         try:
             with torch.no_grad():
                 yield
+        except UnreadShards as error:
+            self.note(what, str(error))
         except Exception as error:
             first = str(error).strip().split("\n")[0]
             self.note(what, f"{type(error).__name__}: {first}")
@@ -160,6 +172,29 @@ class Reading:
         keep_tensor(
             self.recorder, whole, kind="checkpoint", name=target.name, source_name=target.source, field=target.tied_as
         )
+
+    def _read_shards(self) -> None:
+        """Read an optimizer that was saved in shards, under the names that the framework's hooks give parameters."""
+        folder = find_shards(self.directory)
+        if folder is None:
+            return
+        for position, path in enumerate(self.settings.hooks):
+            load_file(path, name=f"plumbline_hooks_{position}").install(self.recorder)
+        for source, field, value in read_shards(folder):
+            name, order = rename(canonical_name(source), self.recorder.transposed)
+            ordered = value if order is None or value.dim() != len(order) else value.permute(order).contiguous()
+            keep_tensor(self.recorder, ordered, kind="checkpoint_state", name=name, source_name=source, field=field)
+
+    def _read_megatron(self) -> None:
+        """Read an optimizer that Megatron-core has saved, by the name map of the run."""
+        folder = find_iteration(self.directory)
+        if folder is None or self.settings.names is None:
+            return
+        self.recorder.names = read_name_map(Path(self.settings.names), rank=0)
+        for source, field, value in read_states(folder):
+            keep_named(self.recorder, value, kind="checkpoint_state", name=Name(source, source), field=field)
+        note_unfilled(self.recorder)
+        self.missing += self.recorder.missing
 
     def _write(self) -> None:
         out = Path(self.settings.out)

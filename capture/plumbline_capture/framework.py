@@ -27,10 +27,19 @@ from plumbline_capture.roots import Root
 from plumbline_capture.state import MicroBatch, Recorder, rank_of_process
 
 
-def adopt(recorder: Recorder, model: nn.Module, *, optimizers: Iterable[Optimizer], mesh: Mapping[str, int]) -> None:
+def adopt(
+    recorder: Recorder,
+    model: nn.Module,
+    *,
+    optimizers: Iterable[Optimizer],
+    mesh: Mapping[str, int],
+    flat: bool = False,
+) -> None:
     """State the model under training, the optimizers that step it together, and this rank's place on each axis.
 
     `mesh`: `dp` is the coordinate among the ranks that train on rows of their own; the other axes are for a reader.
+    `flat`: the optimizers hold flat stretches of parameters, which are no part of a tensor that could be named: their
+    states are not kept.
     """
     with recorder.shielded("model"):
         drop_doors(recorder)
@@ -38,6 +47,7 @@ def adopt(recorder: Recorder, model: nn.Module, *, optimizers: Iterable[Optimize
         recorder.root.transposed = recorder.transposed
         recorder.root_confirmed = True
         recorder.joint = list(optimizers)
+        recorder.flat = flat
         recorder.mesh = {axis: int(place) for axis, place in mesh.items()}
         if recorder.settings.names is not None:
             recorder.names = read_name_map(Path(recorder.settings.names), rank=rank_of_process())
@@ -101,10 +111,12 @@ def keep_own_gradients(
     gradients: Iterable[Tuple[nn.Parameter, Optional[torch.Tensor]]],
     *,
     divided_by: Optional[float],
+    partial: bool = False,
 ) -> None:
     """Keep the gradients that a framework holds in its own buffers, final and before they are clipped.
 
-    divided_by: what the framework has divided them by since the backward, None where by nothing.
+    divided_by: what the framework has divided them by since the backward, None where by nothing; partial: what ranks
+    give adds up to the gradient, zeros where another rank has its elements.
     """
     if recorder.finished or not recorder.active or recorder.root is None:
         return
@@ -115,7 +127,7 @@ def keep_own_gradients(
         with recorder.guarded("gradient"):
             name = recorder.root.name_of(parameter)
             if name is not None and gradient is not None:
-                norm = keep_named(recorder, gradient.view(parameter.shape), kind="gradient", name=name)
+                norm = keep_named(recorder, gradient.view(parameter.shape), kind="gradient", name=name, partial=partial)
                 recorder.now.gradient_norms[name.canonical] = norm
 
 
@@ -129,3 +141,34 @@ def keep_clip(recorder: Recorder, parameters: List[torch.Tensor], *, max_norm: f
 def keep_scalars(recorder: Recorder, scalars: Mapping[str, Dict[str, Any]]) -> None:
     """State settings in force by the checkpoint's module paths: module → attribute → value."""
     recorder.stated_scalars = dict(scalars)
+
+
+def keep_given(recorder: Recorder, index: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Keep what a micro-batch's loss is given beside the model's batch, under the names of TRL's generation batch.
+
+    `completion_ids`, `completion_mask`: (rows, tokens) of the completions, with which the rows of `input_ids` end;
+    `advantages`: (rows,), or (rows, tokens) where tokens have their own; `old_per_token_logps`, `ref_per_token_logps`:
+    (rows, tokens). Values of tokens are zero where another rank computes them.
+    """
+    if recorder.finished or not recorder.active:
+        return
+    with recorder.guarded(f"loss inputs of micro-batch {index}"):
+        for name, value in tensors.items():
+            keep_tensor(recorder, value, kind="loss_input", name=name, micro_batch=index)
+
+
+def keep_rollout(recorder: Recorder, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Keep the completions that this step and those after it train on; names and zeros as in `keep_given`.
+
+    Beside them `prompt_ids`, `prompt_mask`: (rows, tokens), `rewards`: (rows,), and where there is one `values`.
+    """
+    if recorder.finished or not recorder.active or recorder.root is None:
+        return
+    with recorder.guarded("rollouts"):
+        for name, value in tensors.items():
+            keep_tensor(recorder, value, kind="rollout", name=name)
+
+
+def state_package(recorder: Recorder, name: str, version: str) -> None:
+    """State what runs from a checkout among the packages of the environment: its name and its commit."""
+    recorder.stated_packages[name] = version

@@ -12,19 +12,30 @@ from plumbline_capture.represent import Placed, keep_placed, keep_tensor, locate
 from plumbline_capture.roots import Name
 from plumbline_capture.state import Filling, Recorder
 
+PARTIAL = {"ranks": "partial"}
+"""placement of what adds up over the ranks that keep the same part"""
+
 
 def keep_named(
-    recorder: Recorder, tensor: torch.Tensor, *, kind: str, name: Name, field: Optional[str] = None
+    recorder: Recorder,
+    tensor: torch.Tensor,
+    *,
+    kind: str,
+    name: Name,
+    field: Optional[str] = None,
+    partial: bool = False,
 ) -> float:
     """Keep a parameter, or a tensor that belongs to it, for the step's file; returns its Euclidean norm on this rank.
 
     Where a name map knows the parameter, its pieces go to the canonical tensors that they are parts of. Such a tensor
     is kept once all its pieces on this rank have come. A tensor of another shape than its parameter (a counter of
-    steps) belongs to each of them.
+    steps) belongs to each of them. `partial`: what ranks keep of it adds up to the tensor.
     """
     pieces = None if recorder.names is None else recorder.names.pieces_of(name.canonical)
     if recorder.names is None or pieces is None:
         placed = locate(tensor)
+        if partial:
+            placed = Placed(placed.local, placed.global_shape, placed.where, PARTIAL)
         if name.order is not None and tensor.dim() == len(name.order):
             placed = placed.permute(name.order)
         entry = keep_placed(recorder, placed, kind=kind, name=name.canonical, source_name=name.source, field=field)
@@ -50,17 +61,18 @@ def keep_named(
         filling.filled += part.numel()
         square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
         if filling.filled == filling.tensor.numel():
-            _keep_whole(recorder, filling, held, kind=kind, name=piece.name, field=field)
+            _keep_whole(recorder, filling, held, kind=kind, name=piece.name, field=field, partial=partial)
             del recorder.now.fillings[key]
     return math.sqrt(square)
 
 
 def _keep_whole(
-    recorder: Recorder, filling: Filling, held: Held, *, kind: str, name: str, field: Optional[str]
+    recorder: Recorder, filling: Filling, held: Held, *, kind: str, name: str, field: Optional[str], partial: bool
 ) -> None:
     where = [list(span) for span in held.box]
     whole = all(span == (0, size) for span, size in zip(held.box, held.global_shape))
-    placed = Placed(filling.tensor, held.global_shape, where, {} if whole else {"ranks": "shard"})
+    placement = PARTIAL if partial else {} if whole else {"ranks": "shard"}
+    placed = Placed(filling.tensor, held.global_shape, where, dict(placement))
     keep_placed(recorder, placed, kind=kind, name=name, source_name=", ".join(held.sources), field=field)
 
 

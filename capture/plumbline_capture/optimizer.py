@@ -109,7 +109,7 @@ def _record_before(recorder: Recorder, optimizer: Optimizer) -> None:
         recorder.now.record["scalars"] = recorder.stated_scalars or describe_scalars(recorder.root)
     if recorder.meter is not None:
         return
-    for parameter, name in _named(recorder, optimizer):
+    for parameter, name in () if recorder.flat else _named(recorder, optimizer):
         if parameter.grad is not None:
             with recorder.guarded("gradient_clipped"):
                 _keep(recorder, parameter.grad, kind="gradient_clipped", name=name)
@@ -144,7 +144,7 @@ def _keep_unheld(recorder: Recorder, optimizers: Sequence[Optimizer]) -> None:
 def _record_after(recorder: Recorder, optimizer: Optimizer) -> None:
     if recorder.meter is not None:
         return
-    for parameter, name in _named(recorder, optimizer):
+    for parameter, name in () if recorder.flat else _named(recorder, optimizer):
         with recorder.guarded("parameter_after"):
             _keep(recorder, parameter, kind="parameter_after", name=name)
         with recorder.guarded("optimizer_state"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -34,6 +34,15 @@ class Transposed:
         if not canonical.endswith(self.source):
             return None
         return canonical[: len(canonical) - len(self.source)] + self.target
+
+
+def rename(canonical: str, transposed: Sequence[Transposed]) -> Tuple[str, Optional[Tuple[int, ...]]]:
+    """Return the checkpoint's name of a parameter, and the order of its dimensions there, None where it is the same."""
+    for each in transposed:
+        target = each.rename(canonical)
+        if target is not None:
+            return target, each.order
+    return canonical, None
 
 
 class Root:
@@ -74,11 +83,8 @@ class Root:
         return name
 
     def _order(self, name: Name) -> Name:
-        for each in self.transposed:
-            target = each.rename(name.canonical)
-            if target is not None:
-                return Name(target, name.source, each.order)
-        return name
+        canonical, order = rename(name.canonical, self.transposed)
+        return name if order is None else Name(canonical, name.source, order)
 
     def owns_any(self, parameters: List[torch.Tensor]) -> bool:
         """Return whether any of the parameters is the model's."""

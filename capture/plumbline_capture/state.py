@@ -130,8 +130,12 @@ class Recorder:
         """parameters that the framework holds in another order of dimensions than the checkpoint"""
         self.joint: List[Optimizer] = []
         """optimizers that take one step together; empty where each step of an optimizer is one of its own"""
+        self.flat = False
+        """whether optimizers hold flat stretches of parameters, whose states have no name"""
         self.stated_scalars: Dict[str, Dict[str, Any]] = {}
         """settings that the framework's hooks state by the checkpoint's module paths"""
+        self.stated_packages: Dict[str, str] = {}
+        """what runs from a checkout, and so is no installed distribution: name → commit"""
         self.mesh: Optional[Dict[str, int]] = None
         """this rank's coordinate on each axis that the framework divides its work along"""
         self.root_confirmed = False

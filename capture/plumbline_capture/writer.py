@@ -47,6 +47,7 @@ def write_step(recorder: Recorder) -> None:
     recorder.step_records.append(_step_record(recorder))
     if recorder.environment is None:
         recorder.environment = {**describe_environment(), "stand_ins": recorder.stand_ins}
+        recorder.environment["packages"].update(recorder.stated_packages)
 
 
 def _claim_rank(recorder: Recorder) -> bool:

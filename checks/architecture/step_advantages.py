@@ -3,12 +3,15 @@
 Reference: (reward − mean) / (standard deviation + ε) over the `num_generations` completions of a prompt, in float64,
 from the rewards that the run recorded (https://arxiv.org/abs/2402.03300, section 4.1.2); the deviation is the sample's
 (n − 1), as torch.std takes it, and ε the framework's, at most 1e-4. With `grpo_loss=dr_grpo` rewards are centred and
-not divided (https://arxiv.org/abs/2503.20783). The floor is the rounding of a float32 computation. Each row that is
-trained on must have the advantage of the completion that it holds.
+not divided (https://arxiv.org/abs/2503.20783). reinforce_plus_plus: a token's reward less beta times log π_old −
+log π_ref of what follows, normalised over all tokens of the batch on all ranks (https://arxiv.org/abs/2501.03262,
+section 3; deviation of the population or of a sample). ppo: generalised advantages of such rewards against the recorded
+values (https://arxiv.org/abs/1506.02438, equation 16; γ 1, λ 0.95). The floor is the rounding of a float32 computation.
+Each row that is trained on must have the advantages of the completion that it holds.
 Catches: rewards that are not centred, or centred over the batch; a deviation of the population (n), of the whole
-batch, or none where it was asked (`trl-scale-rewards-swapped`, `slime-advantage-whitening-wrong-group`,
-`miles-rewards-normalised-per-segment`); advantages that stand beside other completions after the rows were shuffled
-(`mswift-grpo-kl-gathered-twice`); groups that mix prompts.
+batch, of one rank's tokens alone, or none where it was asked (`trl-scale-rewards-swapped`,
+`slime-advantage-whitening-wrong-group`, `miles-rewards-normalised-per-segment`); advantages that stand beside other
+completions after the rows were shuffled (`mswift-grpo-kl-gathered-twice`); groups that mix prompts.
 Cannot see: whether the rewards are right, which the reward function alone knows; with one group a step, whether the
 deviation is the group's or the batch's; advantages of steps whose completions were generated in a step that was not
 recorded.
@@ -27,10 +30,12 @@ from checks.check import Check, inconclusive
 from checks.diagnosis.signatures import Signature
 from checks.material import Material
 from checks.objectives import needs_completions
+from checks.references.objectives import PROXIMAL
 from checks.references.objectives.advantages import GROUP_EPSILON, Scale, group_advantages
 from checks.references.sampled import variant_of
 from checks.rl.reading import NoComparison
 from checks.rl.rollout import Rollout, Trained, generated_in, match_rows, read_rollout
+from checks.rl.token_advantages import judge_token_advantages
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
@@ -77,7 +82,9 @@ class Step:
 
 
 def judge(material: Material) -> Verdict:
-    capture = material.capture
+    if material.spec.objective in PROXIMAL:
+        return judge_token_advantages(NAME, material)
+    capture = material.whole
     if capture is None or not capture.steps:
         return inconclusive(NAME, material.why_not())
     steps: list[Step] = []
@@ -185,6 +192,7 @@ def _measure(step: Step) -> tuple[Measurement, ...]:
             Measurement(f"{what} of step {step.step}", float(count), 0.0, count == 0, limit=1.0, unit="count")
             for what, count in (
                 ("groups that mix prompts", step.rollout.mixed),
+                ("completions whose tokens have several advantages", step.rollout.uneven),
                 ("rows that were not generated", step.rows.unknown),
                 ("rows with another completion's advantage", step.rows.astray),
             )
@@ -196,6 +204,11 @@ def _explain(material: Material, step: Step) -> Signature:
     if step.rollout.mixed:
         count = f"{step.rollout.mixed} of {step.found.shape[0]} groups"
         return Signature(f"{count} hold completions of several prompts", Pattern.OBJECTIVE_SCALE, "groups")
+    if step.rollout.uneven:
+        count = f"{step.rollout.uneven} of {step.found.numel()} completions"
+        return Signature(
+            f"the tokens of {count} have several advantages, and each has one", Pattern.OBJECTIVE_SCALE, "advantages"
+        )
     if not bool((step.error <= step.allowed).all()):
         rewards = step.rollout.grouped(step.rollout.rewards)
         for sentence, where, values in _list_alternatives(rewards, scaled=variant_of(material.spec).scaled):

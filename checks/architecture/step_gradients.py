@@ -18,6 +18,7 @@ from checks.captures.capture import Capture
 from checks.captures.differences import Difference, record_difference
 from checks.check import Check, inconclusive
 from checks.diagnosis.first_divergence import describe_modules
+from checks.diagnosis.logit_rounding import read_rounding
 from checks.diagnosis.signatures import Signature, read_gradients, scale_spread
 from checks.material import Material
 from checks.references.reference import Reference
@@ -42,7 +43,7 @@ SHOWN_BLOCKS = 16
 
 
 def judge(material: Material) -> Verdict:
-    if material.capture is None or not material.references:
+    if material.whole is None or not material.references:
         return inconclusive(NAME, material.why_not())
     verdicts = [judge_step(material, reference) for _, reference in sorted(material.references.items())]
     return next((v for v in verdicts if v.status is not Status.PASS), verdicts[0])
@@ -50,11 +51,11 @@ def judge(material: Material) -> Verdict:
 
 def judge_step(material: Material, reference: Reference) -> Verdict:
     """Judge one captured step against its reference."""
-    assert material.capture is not None
-    absent = _absent(material.capture, reference)
+    assert material.whole is not None
+    absent = _absent(material.whole, reference)
     if absent is not None:
         return absent
-    judgements, scale = compare_gradients(material.capture, reference, precision=material.spec.precision)
+    judgements, scale = compare_gradients(material.whole, reference, precision=material.spec.precision)
     return _decide(material, reference, judgements, scale)
 
 
@@ -148,9 +149,9 @@ def _read(
     material: Material, reference: Reference, judgements: tuple[TensorJudgement, ...], scale: ScaleJudgement
 ) -> Signature:
     """Prefer a cause that was recorded (an early clip) and the first wrong module over the shape of the numbers."""
-    assert material.capture is not None
-    clips = material.capture.step(reference.step).clips
-    backwards = len(material.capture.micro_batches(reference.step))
+    assert material.whole is not None
+    clips = material.whole.step(reference.step).clips
+    backwards = len(material.whole.micro_batches(reference.step))
     early = sorted({clip.after_backward for clip in clips if clip.after_backward < backwards})
     if early:
         return Signature(
@@ -166,6 +167,9 @@ def _read(
     if misplaced is not None:
         return misplaced
     differs = forward_differs(reference, precision=material.spec.precision)
+    rounded = None if differs else read_rounding(material.whole, reference, judgements)
+    if rounded is not None:
+        return rounded
     signature = read_gradients(judgements, scale, forward_agrees=not differs)
     if material.divergence is not None and not material.divergence.deterministic:
         sentence = (

@@ -68,7 +68,7 @@ class Compared:
 
 
 def judge(material: Material) -> Verdict:
-    capture = material.capture
+    capture = material.whole
     if capture is None or not capture.steps:
         return inconclusive(NAME, material.why_not())
     compared: list[Compared] = []

@@ -47,6 +47,7 @@ from checks.rl.judging import Read, judge_losses
 from checks.rl.odds import read_odds_step
 from checks.rl.prospects import read_prospect_step
 from checks.rl.reading import ROUND_OFF, NoComparison
+from checks.spec import POLICY_OBJECTIVES
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Pattern, Status, Verdict
 
@@ -85,7 +86,9 @@ class Step:
         return self.allowed / (self.beta * slope) if slope else math.inf
 
 
-READERS: Mapping[str, Read] = {"orpo": read_odds_step, "kto": read_prospect_step, "grpo": read_group_step}
+READERS: Mapping[str, Read] = {"orpo": read_odds_step, "kto": read_prospect_step} | dict.fromkeys(
+    POLICY_OBJECTIVES, read_group_step
+)
 """objective → how the losses of a captured step are read; dpo's are read here"""
 
 

@@ -147,6 +147,12 @@ def stream_moments(a: StoredTensor, b: StoredTensor, *, elements: int = CHUNK_EL
     return Moments(math.fsum(error), math.fsum(dot), math.fsum(aa), math.fsum(bb))
 
 
+def measure_moments(a: torch.Tensor, b: torch.Tensor) -> Moments:
+    """Sums over two tensors of one length."""
+    x, y = a.double().flatten(), b.double().flatten()
+    return Moments(float((x - y).square().sum()), float(x @ y), float(x @ x), float(y @ y))
+
+
 Key = tuple[str, str | None, int | None]
 
 
@@ -168,8 +174,13 @@ def compare_tensors(a: TensorRecord, b: TensorRecord, *, step: int) -> TensorCom
         return TensorComparison(*common, None, None, f"shapes differ: {a.global_shape} and {b.global_shape}")
     for representation in ("full", "sketch", "sample"):
         ours, theirs = a.representations.get(representation), b.representations.get(representation)
-        if ours is not None and theirs is not None and ours.numel == theirs.numel:
-            return TensorComparison(*common, representation, stream_moments(ours, theirs))
+        if ours is not None and theirs is not None:
+            if ours.numel == theirs.numel:
+                return TensorComparison(*common, representation, stream_moments(ours, theirs))
+            continue
+        left, right = a.read(representation), b.read(representation)  # of what several ranks hold
+        if left is not None and right is not None and left.numel() == right.numel():
+            return TensorComparison(*common, representation, measure_moments(left, right))
     return TensorComparison(*common, None, None, "no representation in common")
 
 

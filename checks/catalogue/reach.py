@@ -48,6 +48,7 @@ STACKS: Mapping[str, tuple[str, ...]] = {
     "trl": ("trl", "transformers", "accelerate"),
     "megatron_core": ("megatron-core",),
     "megatron_swift": ("megatron-swift", "ms-swift", "megatron-core"),
+    "miles": ("miles", "megatron-core"),
 }
 """framework under test → frameworks of the catalogue whose code its training step runs; PEFT with adapters"""
 

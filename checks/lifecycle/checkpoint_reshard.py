@@ -201,8 +201,8 @@ def _describe(spec: RunSpec) -> str:
 def _applies(spec: RunSpec) -> str | None:
     if spec.framework != "plain":
         return (
-            f"{spec.framework} is run on one process or with replicas here, and saves whole tensors, which "
-            "checkpoint.roundtrip reads; framework plain saves shards"
+            f"{spec.framework} is taken up again only by the processes that saved it here, which checkpoint.roundtrip "
+            "judges; framework plain is loaded at another layout"
         )
     return needs_two_steps(spec)
 

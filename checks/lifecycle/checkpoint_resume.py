@@ -2,7 +2,8 @@
 
 Reference: an identity, the uninterrupted run: after N steps, save, end, resume, the next step has the same batch,
 learning rate, optimizer state, weights, random state, loss, gradients and update. No model code of ours is involved.
-On one kind of CPU the two repeat bit by bit; elsewhere they may differ by the noise floor of the reference step.
+On one kind of CPU the two repeat bit by bit; elsewhere they may differ by the noise floor of the reference step. What
+several ranks recorded is put together.
 Catches: an optimizer, schedule, weight or random state that is not restored, data that start over or are skipped
 (`automodel-optimizer-scheduler-state-not-restored`, `slime-lr-restarts-on-resume`, `verl-resume-sampler-epoch-zero`,
 `hf-resume-order-wrong-after-first-epoch`, `accelerate-skip-batches-resets-epoch`, `automodel-rng-saved-per-dp-rank`,
@@ -18,6 +19,8 @@ from __future__ import annotations
 from checks.captures.capture import Capture
 from checks.check import Check, inconclusive
 from checks.material import Material
+from checks.parallel.tensors import NotJoined
+from checks.parallel.united import unite
 from checks.repeats.allowance import Allowance, find_difference
 from checks.repeats.rows import SHOWN_TOKENS, RowDifference
 from checks.repeats.stages import (
@@ -55,11 +58,15 @@ NEEDED = ("batch", "weights", "gradients", "update")
 
 
 def judge(material: Material) -> Verdict:
-    whole, resumed = material.capture, material.capture_of(Role.RESUMED)
+    whole, resumed = material.whole, material.capture_of(Role.RESUMED)
     if whole is None or not whole.steps:
         return inconclusive(NAME, material.why_not())
     if resumed is None or not resumed.steps:
         return inconclusive(NAME, "the run that is saved and resumed left no step to compare; see run.completes")
+    try:
+        resumed = unite(resumed, processes=material.spec.processes, dp_size=material.spec.dp_size)
+    except NotJoined as error:
+        return inconclusive(NAME, f"the run that is saved and resumed: {error}")
     step = material.spec.steps
     saved_after = spec_of(Role.RESUMED, material.spec).resume_after or 0
     if step not in whole.steps or step - saved_after not in resumed.steps:

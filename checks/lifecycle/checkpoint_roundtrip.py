@@ -3,7 +3,8 @@
 Reference: an identity: every parameter of the run before the step that follows the save against the file, by name,
 shape, dtype and value; the same file against the parameters of the process that resumed from it, which must be equal
 bit by bit whatever it runs on; optimizer states likewise; config.json and adapter_config.json against the settings in
-force and those asked for. The file is read by safetensors alone, without the framework's loader.
+force and those asked for. The file is read by safetensors alone, without the framework's loader, and an optimizer's
+shards by the table that torch.distributed.checkpoint has written beside them. What several ranks hold is put together.
 Catches: weights that are lost, stale, transposed, scaled, zeroed or saved in a lower precision, a tied head saved
 apart, weights that a load leaves at random or unloaded without an error, moments of the wrong parameter, adapters saved
 with another scaling (`miles-conversion-drops-fp32`, `automodel-gemma4-moe-orphan-tie`,
@@ -11,7 +12,7 @@ with another scaling (`miles-conversion-drops-fp32`, `automodel-gemma4-moe-orpha
 `hf-missing-weights-left-uninitialised`, `automodel-fp8-experts-left-at-random-init`, `hf-tie-overwrites-distinct-head`,
 `lf-rope-scaling-reapplied-on-resume`).
 Cannot see: what another program makes of the file (its tokenizer, its merge of the adapters), settings that neither
-config states, a checkpoint that is not in safetensors.
+config states, weights that are not in safetensors, of optimizer states above 4,096 elements those outside the sample.
 Cost: the run of `checkpoint.resume`, and one reading of the file.
 """
 
@@ -25,6 +26,8 @@ from checks.captures.saved import SavedCheckpoint, flatten, read_saved
 from checks.check import Check, inconclusive
 from checks.lifecycle.checkpoint_resume import needs_two_steps
 from checks.material import Material
+from checks.parallel.tensors import NotJoined
+from checks.parallel.united import unite
 from checks.repeats.allowance import Allowance, find_difference
 from checks.repeats.configs import compare_adapter_config, compare_config
 from checks.repeats.roundtrip import (
@@ -58,12 +61,16 @@ class Sides:
 
 
 def judge(material: Material) -> Verdict:
-    run, resumed = material.capture, material.capture_of(Role.RESUMED)
+    run, resumed = material.whole, material.capture_of(Role.RESUMED)
     if run is None or not run.steps:
         return inconclusive(NAME, material.why_not())
     if resumed is None:
         return inconclusive(NAME, "the run that is saved and resumed left no capture; see run.completes")
     checkpoints = read_saved(resumed)
+    try:
+        resumed = unite(resumed, processes=material.spec.processes, dp_size=material.spec.dp_size)
+    except NotJoined as error:
+        return inconclusive(NAME, f"the run that is saved and resumed: {error}")
     if not checkpoints:
         return inconclusive(NAME, "the capture names no checkpoint; record it with --checkpoint DIR")
     saved = checkpoints[0]
@@ -99,8 +106,8 @@ def _take_sides(material: Material, run: Capture, resumed: Capture, saved: Saved
 
 def _compare(material: Material, sides: Sides, allowance: Allowance) -> Verdict:
     saved, spec = sides.saved, material.spec
-    assert material.capture is not None
-    step = material.capture.step(spec.steps)
+    assert material.whole is not None
+    step = material.whole.step(spec.steps)
     lost = find_lost(sides.expected, saved)
     buffers, unknown = _sort_extras(sides, step.scalars)
     weights = tuple(compare_saved(sides.run, saved, sides.expected, sides.at_first, allowance))
@@ -191,7 +198,7 @@ def _sort_extras(sides: Sides, scalars: Mapping[str, Mapping[str, object]]) -> t
 
 
 def _unread_state(saved: SavedCheckpoint) -> bool:
-    return any("optimizer.pt" in note for note in saved.unread)
+    return any("optimizer" in note.partition(":")[0] for note in saved.unread)
 
 
 def _pool(name: str, group: tuple[Compared, ...]) -> Measurement:

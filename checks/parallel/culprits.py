@@ -123,7 +123,7 @@ def _find_parts(runs: Runs, gradients: Gradients) -> Culprit | None:
 def _find_unreduced(runs: Runs) -> Culprit | None:
     for (name, _), tensor in runs.divided.tensors("gradient").items():
         for parts in tensor.shards.values():
-            odd = [part for part in parts[1:] if not same(part.record.read("sample"), parts[0].record.read("sample"))]
+            odd = [part for part in parts[1:] if _differ(part.record, parts[0].record)]
             if odd and not parts[0].partial:
                 ranks = _ranks(parts)
                 sentence = (
@@ -132,6 +132,12 @@ def _find_unreduced(runs: Runs) -> Culprit | None:
                 )
                 return Culprit(sentence, ranks, f"gradient reduction: {name}")
     return None
+
+
+def _differ(one: TensorRecord, other: TensorRecord) -> bool:
+    """Whether two records hold other numbers, by what both of them hold."""
+    kinds = one.representations.keys() & other.representations.keys()
+    return any(not same(one.read(kind), other.read(kind)) for kind in kinds)
 
 
 def _find_factors(runs: Runs) -> Culprit | None:

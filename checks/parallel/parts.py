@@ -8,7 +8,7 @@ import torch
 from plumbline_capture.sketch import sample_positions
 
 from checks.captures.capture import TensorRecord
-from checks.parallel.tensors import Part, Where
+from checks.parallel.tensors import Part, inside
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -38,14 +38,3 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     if norm == 0.0:
         return 0.0 if error == 0.0 else math.inf
     return error / norm
-
-
-def inside(positions: torch.Tensor, shape: tuple[int, ...], where: Where) -> torch.Tensor:
-    """(m,) bool: which flat positions of a tensor of this shape lie in the part."""
-    found = torch.ones_like(positions, dtype=torch.bool)
-    stride = math.prod(shape)
-    for size, (start, stop) in zip(shape, where, strict=True):
-        stride //= size
-        index = positions // stride % size
-        found &= (index >= start) & (index < stop)
-    return found

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from plumbline_capture.sketch import sample_positions
 
-from checks.parallel.parts import inside
-from checks.parallel.tensors import JoinedTensor, Part, Where
+from checks.parallel.tensors import JoinedTensor, Part, Where, inside
 
 SAME_SUM = 1e-12
 """Relative: sketches of equal tensors are equal up to the order in which their parts are added; norms likewise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from checks.roles import Role
-from checks.spec import RunSpec
+from checks.spec import POLICY_OBJECTIVES, RunSpec
 
 OVER_RANKS = frozenset(
     {
@@ -16,10 +16,26 @@ OVER_RANKS = frozenset(
 )
 """Checks that read every rank, or nothing that differs between ranks."""
 
+UNITED = frozenset({"step.rl_loss", "step.advantages", "step.rl_logprobs", "step.gradients"})
+"""Checks that read what all ranks recorded as of one process, where the run trains on completions."""
+
+
+def is_united(spec: RunSpec) -> bool:
+    """Whether the ranks' step is put together: what data-parallel ranks make of their scalars differs by framework."""
+    return spec.objective in POLICY_OBJECTIVES and spec.dp_size == 1
+
+
+RESUMED = frozenset({"checkpoint.roundtrip", "checkpoint.resume"})
+"""Checks that read so a run that is saved and taken up again by several processes."""
+SAVED_AS_DIVIDED = frozenset({"automodel"})
+"""frameworks whose runs are saved and taken up again by as many processes, along data and expert parallel"""
+
 
 def why_not_over_ranks(name: str, spec: RunSpec) -> str | None:
     """The reason why a check has nothing to say on a run of several processes, None where it has."""
-    if spec.processes == 1 or name in OVER_RANKS:
+    if spec.processes == 1 or name in OVER_RANKS or (name in UNITED and is_united(spec)):
+        return None
+    if _is_resumed(name, spec):
         return None
     return (
         f"the run is of {spec.processes} processes and this check reads one; parallel.gradients holds their step "
@@ -37,3 +53,8 @@ def why_not_resumed(roles: Sequence[Role], spec: RunSpec) -> str | None:
 def why_not_alone(spec: RunSpec) -> str | None:
     """The reason why a parallel check has nothing to say on a run spec: it is of one process."""
     return "the run is of one process" if spec.processes == 1 else None
+
+
+def _is_resumed(name: str, spec: RunSpec) -> bool:
+    divided = spec.sharding == "fsdp2" or spec.ep_size > 1
+    return name in RESUMED and spec.framework in SAVED_AS_DIVIDED and divided

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
+from plumbline_capture.sketch import sample_positions
 
 from checks.captures.capture import TensorRecord
 
@@ -67,7 +68,8 @@ class JoinedTensor:
         return math.sqrt(math.fsum(parts[0].record.norm ** 2 for parts in self.shards.values() if _count(parts)))
 
     def read(self, representation: str) -> torch.Tensor | None:
-        """`full` in the recorded dtype (partial sums in float64), `sketch` or `row_norms`; None where a rank lacks it.
+        """`full` in the recorded dtype (partial sums in float64), `sketch`, `sample` or `row_norms`; None where a rank
+        lacks it.
 
         Row norms of partial sums are not those of the sum: None.
         """
@@ -82,7 +84,14 @@ class JoinedTensor:
             for where, value in known.items():
                 squares[slice(*where[0])] += value.double().square()
             return squares.sqrt()
-        whole = torch.empty(self.global_shape, dtype=next(iter(known.values())).dtype)
+        dtype = next(iter(known.values())).dtype
+        if representation == "sample":
+            positions = sample_positions(self.name, math.prod(self.global_shape))
+            drawn = torch.empty(positions.numel(), dtype=dtype)
+            for where, value in known.items():
+                drawn[inside(positions, self.global_shape, where)] = value
+            return drawn
+        whole = torch.empty(self.global_shape, dtype=dtype)
         for where, value in known.items():
             whole[tuple(slice(*span) for span in where)] = value
         return whole
@@ -115,6 +124,17 @@ def join_tensor(parts: Sequence[Part], *, ranks: Sequence[int]) -> JoinedTensor:
             f"the parts of {label} cover {covered} of {math.prod(first.record.global_shape)} elements; {who}"
         )
     return JoinedTensor(first.record.name, first.record.kind, first.record.field, first.record.global_shape, shards)
+
+
+def inside(positions: torch.Tensor, shape: tuple[int, ...], where: Where) -> torch.Tensor:
+    """(m,) bool: which flat positions of a tensor of this shape lie in the part."""
+    found = torch.ones_like(positions, dtype=torch.bool)
+    stride = math.prod(shape)
+    for size, (start, stop) in zip(shape, where, strict=True):
+        stride //= size
+        index = positions // stride % size
+        found &= (index >= start) & (index < stop)
+    return found
 
 
 def describe(record: TensorRecord | JoinedTensor) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from checks.captures.files import read_header
-from checks.spec import Objective
+from checks.spec import POLICY_OBJECTIVES, Objective
 
 REFERENCE_BYTES = 32
 """A parameter's weight, float64 gradient, its copy for comparison, and one own-precision model with gradient and
@@ -43,7 +43,7 @@ def count_parameters(checkpoint: Path) -> int:
 
 def reference_memory(checkpoint: Path, *, objective: Objective = "sft") -> int:
     """Bytes that a whole-model float64 reference is expected to need, without activations."""
-    more = INITIAL_BYTES if objective in ("dpo", "kto", "grpo") else 0
+    more = INITIAL_BYTES if objective in ("dpo", "kto", *POLICY_OBJECTIVES) else 0
     return count_parameters(checkpoint) * (REFERENCE_BYTES + more)
 
 

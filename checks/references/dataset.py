@@ -12,7 +12,7 @@ from checks.references.batch import Corpus
 from checks.references.conversation import ANSWERING, Part, Piece, find_pieces
 from checks.references.template import ChatTokenizer, load_tokenizer, render_document, render_messages
 from checks.samples import Preference, Sample, read_preferences, read_prompts, read_samples
-from checks.spec import PREFERENCE_OBJECTIVES, RunSpec
+from checks.spec import POLICY_OBJECTIVES, PREFERENCE_OBJECTIVES, RunSpec
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def read_dataset(spec: RunSpec, *, now: datetime | None = None) -> Dataset:
         BadRequest: the checkpoint has no template or tokenizer to render with, or the template fails on a row.
     """
     tokenizer = load_tokenizer(spec.model, now=now)
-    if spec.objective == "grpo":
+    if spec.objective in POLICY_OBJECTIVES:
         # The rows are what the model generates; each prompt begins a group of them.
         rows = len(read_prompts(spec.data)) * spec.num_generations
         return Dataset((), (), (), tokenizer, spec.seq_len, assistant_only=True, row_count=rows)

@@ -14,4 +14,6 @@ def move_inputs(model: nn.Module, epsilon: float, seed: int) -> torch.utils.hook
         sign = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
         return output * (1 + epsilon * 2 * sign)
 
-    return model.get_submodule("model.embed_tokens").register_forward_hook(move)
+    find = getattr(model, "get_input_embeddings", None)  # of transformers: GPT-2's are called otherwise
+    embeddings: nn.Module = model.get_submodule("model.embed_tokens") if find is None else find()
+    return embeddings.register_forward_hook(move)

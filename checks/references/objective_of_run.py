@@ -13,10 +13,10 @@ from checks.references.initial import refer_answers
 from checks.references.mismatched import estimate_points, read_mismatched
 from checks.references.objectives import GroupRelative, Objective, OddsRatio, PreferenceMargin, Prospect
 from checks.references.routing import Choices
-from checks.references.sampled import read_samples_of, variant_of
+from checks.references.sampled import penalty_of, read_samples_of, variant_of
 from checks.references.selection import Selections
 from checks.references.step import ForwardBatch, Layout, forward_logits
-from checks.spec import RunSpec
+from checks.spec import POLICY_OBJECTIVES, RunSpec
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Manner:
 def make_objective(one: Manner, model: nn.Module, initial: nn.Module | None) -> Objective | None:
     """The objective, None for the mean over tokens. `initial`: the checkpoint's model where the objective compares."""
     spec = one.spec
-    if spec.objective == "grpo":
+    if spec.objective in POLICY_OBJECTIVES:
         samples = tuple(read_samples_of(micro, index=index) for index, micro in enumerate(one.micro_batches))
-        return GroupRelative(variant_of(spec), spec.beta, samples, spec.max_completion_length)
+        return GroupRelative(variant_of(spec), penalty_of(spec), samples, spec.max_completion_length)
     if spec.objective == "orpo":
         return OddsRatio(spec.beta, answers_of(one.micro_batches), tuple(micro.counted for micro in one.micro_batches))
     if initial is None:

@@ -26,10 +26,11 @@ from checks.references.mismatched import read_mismatched
 from checks.references.model import ModelSource, State, float64_mode
 from checks.references.router_weights import WeightError, judge_weights, read_weights
 from checks.references.routing import ChoiceError, Choices, judge_choices, read_choices
-from checks.references.sampled import NoSamples, count_near_clip, read_samples_of
+from checks.references.sampled import NoSamples, count_near_clip, penalty_of, read_samples_of
 from checks.references.selection import Selections, judge_selections, read_selections
+from checks.references.step import LogitRounding
 from checks.references.variants import StepInputs, Variant, compute_variants
-from checks.spec import RunSpec
+from checks.spec import POLICY_OBJECTIVES, RunSpec
 from checks.tolerance import EPSILON, Floor, measure_floor
 
 
@@ -61,6 +62,9 @@ class Reference:
     epsilon: float
     router_weights: tuple[WeightError, ...] = ()
     auxiliary_gradients: Mapping[str, Projection] = field(default_factory=dict)
+    rounded_gradients: Mapping[str, Projection] = field(default_factory=dict)
+    """sketches of what the gradients would be if the one by the logits were rounded to bfloat16; empty where the
+    framework has no loss that does so"""
 
     @property
     def mean_square(self) -> float:
@@ -127,6 +131,7 @@ def compute_reference(
         exact = inputs.compute(model, exact=True, initial=initial)
     gradients = _project_all(exact.result.gradients, inputs.config)
     auxiliary_gradients = _auxiliary_gradients(inputs, model, exact.result.gradients, initial=initial)
+    rounded = _compute_rounded(inputs, model, rounding_of(spec, capture, step), initial=initial)
     variants = tuple(compute_variants(inputs, exact.result, gradients))
     noisy = [variant.scores for variant in variants]
     return Reference(
@@ -151,7 +156,31 @@ def compute_reference(
             read_weights(capture, step, micro_batches), exact.weights, [variant.weights for variant in variants]
         ),
         auxiliary_gradients=auxiliary_gradients,
+        rounded_gradients=rounded,
     )
+
+
+def rounding_of(spec: RunSpec, capture: Capture, step: int) -> LogitRounding | None:
+    """How the run's framework may round the loss's gradient by the logits, further than the run's precision does.
+
+    Megatron-core's fused cross-entropy gives it in bfloat16 whatever the logits are
+    (https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_cross_entropy.py); what the
+    framework divides the gradients by after the backward, that gradient has more of.
+    """
+    if spec.precision != "float32" or "megatron-core" not in capture.packages:
+        return None
+    records = capture.micro_batches(step)
+    return LogitRounding(torch.bfloat16, (records[0].divided_by if records else None) or 1.0)
+
+
+def _compute_rounded(
+    inputs: StepInputs, model: nn.Module, rounding: LogitRounding | None, *, initial: nn.Module | None
+) -> dict[str, Projection]:
+    if rounding is None:
+        return {}
+    with float64_mode(inputs.source):
+        gradients = inputs.compute(model, exact=True, initial=initial, rounding=rounding).result.gradients
+    return {name: replace(each, full=None) for name, each in _project_all(gradients, inputs.config).items()}
 
 
 def _refuse_what_cannot_be_compared(
@@ -167,7 +196,7 @@ def _refuse_what_cannot_be_compared(
         (check_pairs if spec.objective in ("dpo", "orpo") else check_answers)(micro_batches, step=step)
         if spec.objective == "kto":
             read_mismatched(micro_batches)
-        if spec.objective == "grpo":
+        if spec.objective in POLICY_OBJECTIVES:
             _refuse_samples(spec, micro_batches)
     except (CannotCompare, NoSamples) as error:
         raise NoReference(str(error)) from None
@@ -189,7 +218,7 @@ def _refuse_what_cannot_be_compared(
 def _refuse_samples(spec: RunSpec, micro_batches: Sequence[MicroBatch]) -> None:
     for index, micro in enumerate(micro_batches):
         samples = read_samples_of(micro, index=index)
-        if spec.beta and samples.reference is None:
+        if penalty_of(spec) and samples.reference is None:
             raise NoSamples(f"micro-batch {index}: the loss was given no log-probabilities of the reference model")
         if micro.token_losses_seen is not None and (near := count_near_clip(samples, micro.token_losses_seen, spec)):
             raise NoSamples(

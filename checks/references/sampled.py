@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from checks.references.batch import MicroBatch
-from checks.references.objectives import VARIANTS, GroupVariant, Samples
+from checks.references.objectives import PROXIMAL, VARIANTS, GroupVariant, Samples
 from checks.spec import RunSpec
 from checks.tolerance import EPSILON
 
@@ -35,11 +35,13 @@ def read_samples_of(micro: MicroBatch, *, index: int) -> Samples:
         raise NoSamples(
             f"micro-batch {index}: the model's batch does not end in the completions that the loss was given"
         )
-    if advantages.shape != (rows,):
-        raise NoSamples(f"micro-batch {index}: advantages have the shape {tuple(advantages.shape)}, not one a row")
+    if advantages.shape not in ((rows,), ids.shape):
+        found = f"advantages have the shape {tuple(advantages.shape)}, not one a row or a token"
+        raise NoSamples(f"micro-batch {index}: {found}")
+    advantages = advantages.double()
     return Samples(
         mask=_lay(mask.bool(), start, width),
-        advantages=advantages.double(),
+        advantages=advantages if advantages.dim() == 1 else _lay(advantages, start, width),
         old=_lay_values(micro.given.get(OLD), start, width),
         reference=_lay_values(micro.given.get(REFERENCE), start, width),
     )
@@ -57,8 +59,13 @@ def _lay(values: torch.Tensor, start: int, width: int) -> torch.Tensor:
 
 
 def variant_of(spec: RunSpec) -> GroupVariant:
-    """The variant of GRPO that a run spec asks for."""
-    return VARIANTS[spec.grpo_loss]
+    """The variant of GRPO, or the objective of its form, that a run spec asks for."""
+    return VARIANTS[spec.grpo_loss] if spec.objective == "grpo" else PROXIMAL[spec.objective]
+
+
+def penalty_of(spec: RunSpec) -> float:
+    """The weight of the penalty within the loss: ppo and reinforce_plus_plus penalise within the rewards."""
+    return spec.beta if spec.objective == "grpo" else 0.0
 
 
 def count_near_clip(samples: Samples, losses: torch.Tensor, spec: RunSpec) -> int:

@@ -42,6 +42,17 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True)
+class LogitRounding:
+    """A loss whose gradient by the logits, `scale` times that of the step's objective, comes out in another dtype."""
+
+    dtype: torch.dtype
+    scale: float
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient * self.scale).to(self.dtype).to(gradient.dtype) / self.scale
+
+
+@dataclass(frozen=True)
 class StepResult:
     """`loss`: the objective; `token_losses`: one (B, S) float64 a micro-batch, 0 where not counted; `gradients`: by
     name.
@@ -103,6 +114,7 @@ def run_step(
     before_forward: Callable[[ForwardBatch], None] | None = None,
     objective: Objective | None = None,
     loss_scale: float = 1.0,
+    rounding: LogitRounding | None = None,
 ) -> StepResult:
     """Σ over counted tokens of −log p(next token), over `denominator`, and its gradient by every trainable parameter.
 
@@ -110,7 +122,7 @@ def run_step(
     `before_forward` is told what each forward will compute (to replay router choices). `auxiliary` adds a term to
     each back-propagated scalar (a load-balancing loss over the forwards just made). Gradients come in the dtype of
     their parameters; the losses are reported in float64. `loss_scale`: power of two by which each scalar is multiplied,
-    and the gradients are divided again, so that small ones survive float16.
+    and the gradients are divided again, so that small ones survive float16. `rounding`: of the gradient by the logits.
     """
     forward = forward or forward_logits
     reduce = objective or TokenMean(denominator)
@@ -125,6 +137,8 @@ def run_step(
             with _autocast(autocast):
                 logits = forward(model, batch)
             wide = logits if logits.dtype == torch.float64 else logits.float()
+            if rounding is not None:
+                wide.register_hook(rounding)  # type: ignore[no-untyped-call]
             per_token = token_losses(wide, batch.targets)
             rows = tuple((piece.micro, piece.document.row) for piece in batch.pieces)
             spans = tuple(Span(p.offset, p.document.start, p.document.stop) for p in batch.pieces)

@@ -26,14 +26,14 @@ from checks.captures.capture import Capture
 from checks.captures.differences import Difference, Projection
 from checks.references.batch import MicroBatch
 from checks.references.model import ModelSource, State
-from checks.references.reference import Reference, compute_reference, refuse_dropout, root_config
+from checks.references.reference import Reference, compute_reference, refuse_dropout, root_config, rounding_of
 from checks.references.router_weights import WeightError, read_weights
 from checks.references.routing import ChoiceError, read_choices
 from checks.references.selection import read_selections
 from checks.references.variants import Variant
 from checks.spec import RunSpec
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the file or what a reference means changes: older files are then computed again."""
 
 _SCALARS = ("error", "norm", "other_norm", "dot", "square", "other_square")
@@ -112,6 +112,8 @@ def reference_key(
     add("model", [revision, source.plain, source.name])
     add("spec", {name: getattr(spec, name) for name in _SPEC_FIELDS})
     add("step", [step, sorted(capture.step(step).trainable), dict(root_config(capture, step)), list(notes)])
+    rounding = rounding_of(spec, capture, step)
+    add("rounding", None if rounding is None else [str(rounding.dtype), rounding.scale])
     for index, micro in enumerate(micro_batches):
         add("documents", [index, [asdict(document) for document in micro.documents], micro.boundaries])
         add_tensor("input_ids", micro.input_ids)
@@ -149,7 +151,7 @@ def write_reference(reference: Reference, file: Path) -> None:
         "epsilon": reference.epsilon,
         "variants": [{"name": variant.name, "loss": variant.loss.hex()} for variant in reference.variants],
     }
-    for group in ("gradients", "weights", "auxiliary_gradients"):
+    for group in ("gradients", "weights", "auxiliary_gradients", "rounded_gradients"):
         described[group] = [_take(tensors, group, projection) for projection in getattr(reference, group).values()]
     for number, variant in enumerate(reference.variants):
         _take_variant(tensors, f"variant/{number}", variant, list(reference.gradients))
@@ -208,6 +210,7 @@ def read_reference(file: Path, *, source: ModelSource, micro_batches: Sequence[M
         epsilon=described["epsilon"],
         router_weights=tuple(WeightError(**weights) for weights in described["router_weights"]),
         auxiliary_gradients=_give(tensors, "auxiliary_gradients", described["auxiliary_gradients"]),
+        rounded_gradients=_give(tensors, "rounded_gradients", described["rounded_gradients"]),
     )
 
 

@@ -18,7 +18,7 @@ from checks.references.objective_of_run import Manner, forward_at, make_objectiv
 from checks.references.objectives import Objective
 from checks.references.routing import Choices, Replay
 from checks.references.selection import SelectionReplay, Selections
-from checks.references.step import ForwardBatch, Layout, StepResult, count_targets, run_step
+from checks.references.step import ForwardBatch, Layout, LogitRounding, StepResult, count_targets, run_step
 from checks.spec import Attention, RunSpec
 from checks.tolerance import EPSILON
 
@@ -126,11 +126,17 @@ class StepInputs:
         return build_model(self.source, self.spec, State({}, {}), dtype=dtype, attention=attention)
 
     def compute(
-        self, model: nn.Module, layout: Layout = "documents", *, exact: bool = False, initial: nn.Module | None = None
+        self,
+        model: nn.Module,
+        layout: Layout = "documents",
+        *,
+        exact: bool = False,
+        initial: nn.Module | None = None,
+        rounding: LogitRounding | None = None,
     ) -> Computation:
         """Loss and gradients of the step, choices replayed; `exact` leaves out the run's autocast.
 
-        `initial`: what `build_initial` gave.
+        `initial`: what `build_initial` gave; `rounding`: of the gradient by the logits.
         """
         replay = Replay(self.choices, self.micro_batches)
         keys = SelectionReplay(self.selections, self.micro_batches)
@@ -153,6 +159,7 @@ class StepInputs:
             before_forward=begin,
             loss_scale=1.0 if exact else LOSS_SCALES.get(self.spec.precision, 1.0),
             objective=objective,
+            rounding=rounding,
             forward=functools.partial(forward_at, self.spec.temperature),
         )
         replay.detach()

@@ -13,7 +13,7 @@ from checks.material import Material
 from checks.references.objectives import VARIANTS, GroupVariant, Samples
 from checks.references.objectives.group_relative import Reduction, weigh
 from checks.references.objectives.ratios import clipped_losses, estimate_kl, sequence_ratios, token_ratios
-from checks.references.sampled import NoSamples, read_samples_of, variant_of
+from checks.references.sampled import NoSamples, penalty_of, read_samples_of, variant_of
 from checks.rl.reading import Alternative, LossReading, NoComparison, name_scaled, round_off
 from checks.tolerance import MULTIPLES
 from checks.verdict import Pattern
@@ -24,6 +24,9 @@ REDUCTIONS: Mapping[Reduction, str] = {
     "micro_token_mean": "the mean over each micro-batch's tokens",
     "constant": "the sum over tokens, divided by the longest completion that may be",
 }
+
+CUT_OFF = 10.0
+"""nats: https://github.com/modelscope/ms-swift/pull/8464, https://github.com/verl-project/verl/pull/1779"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def read_group_step(material: Material, capture: Capture, number: int) -> LossRe
     batches, spec = material.batches.get(number), material.spec
     if batches is None:
         raise NoComparison(material.why_not(number))
-    variant, parts = variant_of(spec), list[Part]()
+    variant, beta, parts = variant_of(spec), penalty_of(spec), list[Part]()
     wrong: Signature | None = None
     found: dict[int, float] = {}
     epsilon = 0.0
@@ -64,10 +67,10 @@ def read_group_step(material: Material, capture: Capture, number: int) -> LossRe
             samples = read_samples_of(micro, index=index)
         except NoSamples as error:
             raise NoComparison(str(error)) from None
-        if spec.beta and samples.reference is None:
+        if beta and samples.reference is None:
             wrong = wrong or Signature(
                 f"the loss was given no log-probabilities of a reference model in micro-batch {index}: there is no "
-                f"penalty, and beta={spec.beta:g} was asked",
+                f"penalty, and beta={beta:g} was asked",
                 Pattern.OBJECTIVE_SCALE,
                 "reference model",
             )
@@ -76,10 +79,10 @@ def read_group_step(material: Material, capture: Capture, number: int) -> LossRe
         parts.append(Part(samples, -micro.token_losses_seen.masked_fill(~samples.mask, 0.0)))
         found[index] = record.backward
         epsilon = max(epsilon, round_off(record.backward_dtype, spec.precision))
-    asked = Definition(variant, spec.beta, spec.max_completion_length)
+    asked = Definition(variant, beta, spec.max_completion_length)
     expected = asked.scalars(parts)
     allowed = asked.allow(parts, epsilon=epsilon, multiple=MULTIPLES[spec.precision])
-    penalty = abs(sum(asked.weighted(parts, lambda part: spec.beta * estimate_kl_of(part)).values()))
+    penalty = abs(sum(asked.weighted(parts, lambda part: beta * estimate_kl_of(part)).values()))
     policy = sum(asked.weighted(parts, lambda part: asked.policy_terms(part).abs()).values())
     limits = {}
     if penalty > 0.0:
@@ -117,7 +120,7 @@ class Definition:
         return sequence_ratios(part.policy, part.old, part.samples.mask).expand_as(part.policy)
 
     def policy_terms(self, part: Part) -> torch.Tensor:
-        advantages = part.samples.advantages[:, None].expand_as(part.policy)
+        advantages = part.samples.token_advantages
         return clipped_losses(self.ratios(part), advantages, low=self.variant.low, high=self.variant.high)
 
     def terms(self, part: Part) -> torch.Tensor:
@@ -139,7 +142,7 @@ class Definition:
 
         def noise(part: Part) -> torch.Tensor:
             sizes = part.policy.abs().clamp(min=1.0)
-            advantages = part.samples.advantages.abs()[:, None]
+            advantages = part.samples.token_advantages.abs()
             penalty = self.beta * (part.gaps.exp() + part.gaps.abs() + 1.0)
             return epsilon * sizes * (4.0 * advantages * self.ratios(part) + 4.0 * penalty)
 
@@ -204,6 +207,12 @@ def list_alternatives(parts: Sequence[Part], asked: Definition, expected: Mappin
             "KL penalty",
             with_penalty(lambda part: estimate_kl_of(part) * asked.ratios(part)),
         )
+        yield make(
+            f"the penalty of a token is cut off at {CUT_OFF:g} nats: what is farther from the reference model is not "
+            "pulled back",
+            "KL penalty",
+            with_penalty(lambda part: estimate_kl_of(part).clamp(max=CUT_OFF)),
+        )
     other = replace(asked.variant, level="token" if asked.variant.level == "sequence" else "sequence")
     yield make(
         f"ratios are those of a {other.level}, and those of a {asked.variant.level} were asked",
@@ -224,7 +233,7 @@ def list_alternatives(parts: Sequence[Part], asked: Definition, expected: Mappin
         "clip",
         asked.weighted(
             parts,
-            lambda part: -asked.ratios(part) * part.samples.advantages[:, None] + asked.beta * estimate_kl_of(part),
+            lambda part: -asked.ratios(part) * part.samples.token_advantages + asked.beta * estimate_kl_of(part),
         ),
     )
     for name, variant in VARIANTS.items():
@@ -260,7 +269,7 @@ def _list_rows(number: int, parts: Sequence[Part], asked: Definition) -> list[di
                     "micro-batch": index,
                     "row": row,
                     "tokens": int(kept.sum()),
-                    "advantage": float(part.samples.advantages[row]),
+                    "advantage": float(part.samples.token_advantages[row][kept].mean()) if bool(kept.any()) else 0.0,
                     "smallest ratio": float(ratios[row][kept].min()) if bool(kept.any()) else 1.0,
                     "largest ratio": float(ratios[row][kept].max()) if bool(kept.any()) else 1.0,
                     "mean KL": float(penalties[row][kept].mean()) if bool(kept.any()) else 0.0,

@@ -10,14 +10,16 @@ from checks.check import inconclusive
 from checks.material import Material
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.reference import root_config
+from checks.references.sampled import penalty_of
 from checks.rl.reading import LossReading, NoComparison
+from checks.spec import POLICY_OBJECTIVES
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Status, Verdict
 
 USEFUL_LIMIT = 0.25
 """A step that would hide an error of a quarter of what the objective is made of says nothing of it."""
 
-NEEDED: Mapping[str, str] = {"orpo": "beta", "kto": "beta", "grpo": "advantages"}
+NEEDED: Mapping[str, str] = {"orpo": "beta", "kto": "beta", **dict.fromkeys(POLICY_OBJECTIVES, "advantages")}
 """Objective → what of it a step must be able to show for a pass to mean anything."""
 
 WHAT: Mapping[str, str] = {
@@ -31,7 +33,7 @@ Read = Callable[[Material, Capture, int], LossReading]
 
 def judge_losses(name: str, material: Material, read: Read) -> Verdict:
     """Hold every captured step's scalars against their definition."""
-    capture = material.capture
+    capture = material.whole
     if capture is None or not capture.steps:
         return inconclusive(name, material.why_not())
     steps: list[LossReading] = []
@@ -126,13 +128,13 @@ def _decide(
 def _say_hidden(material: Material, limits: Mapping[str, float]) -> list[str]:
     """What of GRPO's objective this run could not show."""
     spec = material.spec
-    if spec.objective != "grpo":
+    if spec.objective not in POLICY_OBJECTIVES:
         return []
     said = []
     if "ratios" not in limits:
         said.append("every ratio is 1, so that neither their level nor the clip shows: set num_iterations=steps")
     elif limits["ratios"] > USEFUL_LIMIT:
         said.append("ratios are too near 1 for their level to show: set a higher rate")
-    if spec.beta and limits.get("beta", math.inf) > USEFUL_LIMIT:
+    if penalty_of(spec) and limits.get("beta", math.inf) > USEFUL_LIMIT:
         said.append("the penalty is within the noise: set a higher rate or beta")
     return said

@@ -17,7 +17,8 @@ from checks.spec import RunSpec
 class Rollout:
     """`rows`: the tokens of each prompt with its completion, without padding; `prompts`: of its prompt alone.
 
-    rewards, advantages: (rows,) float64, in the order of generation; `group`: how many rows follow from one prompt.
+    rewards, advantages: (rows,) float64, in the order of generation; `group`: how many rows follow from one prompt;
+    `uneven`: rows whose tokens do not all have the same advantage.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -25,6 +26,7 @@ class Rollout:
     rewards: torch.Tensor
     advantages: torch.Tensor
     group: int
+    uneven: int = 0
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
         """(rows,) → (groups, samples)."""
@@ -68,6 +70,9 @@ def read_rollout(capture: Capture, step: int, *, group: int) -> Rollout:
     ):
         raise NoComparison("the completions that were generated, or their rewards or advantages, were not recorded")
     count = prompt_ids.shape[0]
+    uneven = 0
+    if advantages.shape == completion_mask.shape:
+        advantages, uneven = take_one_a_row(advantages, completion_mask)
     if advantages.shape != (count,) or rewards.shape[0] != count or count % group:
         found = f"{rewards.shape[0]} rewards and {advantages.numel()} advantages of {count} completions"
         raise NoComparison(f"{found} are no groups of {group}")
@@ -79,7 +84,16 @@ def read_rollout(capture: Capture, step: int, *, group: int) -> Rollout:
         rewards=rewards.double().reshape(count, -1).nansum(dim=1),
         advantages=advantages.double(),
         group=group,
+        uneven=uneven,
     )
+
+
+def take_one_a_row(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(rows, tokens) → the value of each row's first token, (rows,), and in how many rows others differ from it."""
+    first = mask.bool().int().argmax(dim=1, keepdim=True)
+    chosen = values.gather(1, first)
+    differs = ((values != chosen) & mask.bool()).any(dim=1)
+    return chosen[:, 0], int(differs.sum())
 
 
 def _cut(ids: torch.Tensor, mask: torch.Tensor) -> tuple[tuple[int, ...], ...]:
@@ -102,6 +116,10 @@ def match_rows(rollout: Rollout, micro_batches: Sequence[MicroBatch]) -> Trained
         advantages = micro.given.get("advantages")
         if advantages is None:
             raise NoComparison(f"micro-batch {index}: the advantages that the loss was given were not recorded")
+        uneven = 0
+        if advantages.dim() == 2:
+            advantages, uneven = take_one_a_row(advantages, micro.given["completion_mask"])
+        astray += uneven
         for row, advantage in zip(rows_of(micro), advantages.double().tolist(), strict=True):
             unknown += row not in known
             astray += row in known and advantage not in known[row]

@@ -27,6 +27,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "automodel": ("NVIDIA NeMo AutoModel", "nemo-automodel"),
     "megatron_swift": ("Megatron-SWIFT", "ms-swift"),
     "megatron_core": ("Megatron-core", "megatron-core"),
+    "miles": ("Miles", "megatron-core"),  # itself a checkout, whose commit is in each run's environment
 }
 """adapter → title, distribution on the package index"""
 

@@ -106,7 +106,8 @@ class ProblemFilter(django_filters.FilterSet):
             assert self.queryset is not None
             queryset = cast(ProblemQuerySet, self.queryset.all())
             if self.is_bound:
-                queryset = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
+                narrowed = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
+                queryset = cast(ProblemQuerySet, narrowed)
             self._qs = queryset.order_by(*SORTS[self.sort_name][1])
         return self._qs
 

@@ -67,6 +67,17 @@ def test_a_tensor_of_several_parameters_is_kept_when_the_last_has_come() -> None
     assert recorder.now.fillings == {}
 
 
+def test_what_adds_up_over_ranks_says_so() -> None:
+    recorder = recorder_with(NameMap(PIECES, SHAPES))
+    fused, name = torch.arange(18.0).view(6, 3), Name("fused", "fused")
+    keep_named(recorder, fused, kind="gradient", name=name, partial=True)
+    assert recorder.now.entries["gradient/q"].placement == {"ranks": "partial"}
+    assert torch.equal(full_of(recorder, "k"), fused[[2, 5]])
+    plain = recorder_with(None)
+    keep_named(plain, fused, kind="gradient", name=name, partial=True)
+    assert plain.now.entries["gradient/fused"].placement == {"ranks": "partial"}
+
+
 def test_a_part_says_where_it_lies_and_its_sketch_adds_up() -> None:
     whole = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     parts = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -66,3 +68,19 @@ def test_the_losses_are_those_that_were_stated(recorded: Recorded) -> None:
     for index in (0, 1):
         losses = recorded.tensor("full", kind="token_loss", name="token_loss", step=1, micro_batch=index)
         assert torch.equal(losses, torch.full((2, 3), 0.5, dtype=torch.float64))
+
+
+def test_states_of_flat_stretches_are_not_kept(tmp_path: Path) -> None:
+    flat = 'mesh={"dp": 0, "pp": 1}, flat=True)'
+    stretches = "[torch.cat([p.detach().flatten() for p in model.parameters()]).requires_grad_()]"
+    changed = TRAINING.replace('mesh={"dp": 0, "pp": 1})', flat).replace("SGD(model.parameters()", f"SGD({stretches}")
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    (tmp_path / "train.py").write_text(changed)
+    options = ("--steps", "1", "--hooks", str(tmp_path / "hooks.py"))
+    recorded = run_recorded(tmp_path / "capture", framework_python(), str(tmp_path / "train.py"), options=options)
+    kept = {(entry["kind"], entry["name"]) for entry in recorded.manifest["tensors"]}
+    names = ("0.weight", "1.weight", "1.bias")
+    kinds = {"parameter_before", "gradient"}
+    assert {each for each in kept if each[0] not in ("batch", "target", "token_loss")} == {
+        (kind, name) for kind in kinds for name in names
+    }

@@ -392,6 +392,26 @@ def test_other_estimates_of_the_penalty_are_named(tmp_path: Path) -> None:
         assert said in verdict.sentence
 
 
+def test_a_penalty_that_is_cut_off_far_from_the_reference_model_is_named(tmp_path: Path) -> None:
+    far = tuple(
+        replace(micro, given={**micro.given, "ref_per_token_logps": micro.given["ref_per_token_logps"] + shift})
+        for micro, shift in zip(SAMPLED, (torch.tensor([0.0, 3.0, 0.0, 0.0]), torch.zeros(4)), strict=True)
+    )
+    samples = [read_samples_of(micro, index=index) for index, micro in enumerate(far)]
+    cut = group_scalars(batches=far)
+    one, losses = samples[0], far[0].token_losses_seen
+    assert losses is not None
+    assert one.reference is not None
+    gaps = (one.reference + losses).masked_fill(~one.mask, 0.0)
+    beyond = (torch.expm1(gaps) - gaps - 10.0).clamp(min=0.0)
+    assert int((beyond > 0.0).sum()) == 2
+    cut[0] -= BETA * float((beyond.sum(dim=1) / one.mask.sum(dim=1)).mean()) / 2
+    verdict = grpo(cut, tmp_path, batches=far)
+    assert (verdict.status, verdict.first_wrong) == (Status.FAIL, "KL penalty")
+    assert "cut off at 10 nats" in verdict.sentence
+    assert grpo(group_scalars(batches=far), tmp_path / "whole", batches=far).status is Status.PASS
+
+
 def test_ratios_that_are_not_clipped_are_named(tmp_path: Path) -> None:
     far = make_sampled(shift=0.6)
     scalars = group_scalars(change=with_variant(low=1.0, high=1e9), batches=far)

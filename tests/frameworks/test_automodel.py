@@ -38,7 +38,12 @@ def ask(family: str = "qwen3", **settings: Any) -> RunSpec:
         ("qwen3", {"ep_size": 2}, "ep_size: qwen3 has no experts"),
         ("qwen3_moe", {"ep_size": 3}, "ep_size: 3 does not divide num_experts 4|ep_size: 3 does not divide num_local"),
         ("qwen3_moe", {"ep_size": 2, "accumulation": 3}, "accumulation: 2 ranks that share experts cannot share 3"),
-        ("qwen3_moe", {"tp_size": 2}, "tp_size: AutoModel divides no matrices of qwen3_moe"),
+        (
+            *("qwen3_moe", {"tp_size": 2}),
+            "tp_size: AutoModel has no tensor-parallel plan for Qwen3MoeForCausalLM and refuses it, a stated one too",
+        ),
+        ("qwen3", {"options": ("keep=1",)}, "options: automodel is run with no option 'keep'"),
+        ("qwen3", {"resume_after": 1, "tp_size": 2}, "resume_after: a run of 2 processes is not resumed"),
         ("qwen3", {"dp_size": 2}, "sharding: none does not say what each of 2 ranks holds"),
         ("qwen3", {"dp_size": 2, "pp_size": 2, "sharding": "fsdp2"}, "pp_size: dp_size is above 1 too"),
         ("gemma3_text", {}, "model: AutoModel is not run with gemma3_text here"),
@@ -93,6 +98,9 @@ def test_each_division_is_asked_of_automodel_in_its_own_words() -> None:
     assert "moe_overrides" not in build_recipe(ask("qwen3_moe"), rows=Path("c"), output=Path("o"))["model"]
     biased = build_recipe(ask("deepseek_v3"), rows=Path("c"), output=Path("o"))["model"]
     assert biased["moe_overrides"] == {"gate_bias_update_factor": 0.0, "force_e_score_correction_bias": True}
+    dropped = ask("deepseek_v3", options=("force_e_score_correction_bias=false",))
+    recipe = build_recipe(dropped, rows=Path("c"), output=Path("o"))
+    assert recipe["model"]["moe_overrides"] == {"gate_bias_update_factor": 0.0, "force_e_score_correction_bias": False}
     asked, _ = divided(tp_size=2, gradient_checkpointing=True)
     assert (asked["tp_size"], asked["activation_checkpointing"]) == (2, True)
 

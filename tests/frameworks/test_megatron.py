@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +128,9 @@ def test_a_tied_head_of_the_last_stage_is_a_copy_of_the_embedding(tmp_path: Path
         ("tiny:qwen3_moe", {"ep_size": 2, "accumulation": 3}, "accumulation"),
         ("tiny:qwen3", {"objective": "dpo"}, "objective"),
         ("tiny:qwen3", {"probed": True}, "checks"),
+        ("tiny:qwen3", {"resume_after": 1, "dp_size": 2, "sharding": "ddp"}, "resume_after"),
+        ("tiny:qwen3", {"options": ("perform_initialisation=true",)}, "options"),
+        ("tiny:qwen3", {"options": ("use_distributed_optimizer=true",), "tp_size": 2}, "tp_size"),
     ],
 )
 def test_what_megatron_is_not_run_with_is_refused_by_name(model: str, settings: dict[str, object], field: str) -> None:
@@ -154,6 +159,16 @@ def test_the_options_say_what_was_asked(tmp_path: Path) -> None:
     assert (options["padding_free"], options["packing"]) == (False, False)
     assert "perform_initialization" not in options  # its default is what is judged
     assert build_arguments(replace(spec, packing=True), sample, output=tmp_path)["padding_free"] is True
+    assert (options["no_save_optim"], options["no_save_rng"], options["use_distributed_optimizer"]) == (
+        True,
+        True,
+        False,
+    )
+    resumed = build_arguments(replace(spec, resume_after=1), sample, output=tmp_path)
+    assert (resumed["no_save_optim"], resumed["no_save_rng"]) == (False, False)
+    given = replace(spec, options=("perform_initialization=true", "use_distributed_optimizer=true"))
+    options = build_arguments(given, sample, output=tmp_path)
+    assert (options["perform_initialization"], options["use_distributed_optimizer"]) == (True, True)
 
 
 def test_a_line_of_the_log_has_the_rate_of_the_next_step(tmp_path: Path) -> None:
@@ -201,7 +216,13 @@ def test_the_mask_of_padding_is_read_off_the_mask_of_attention() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "field"),
-    [({"packing": True}, "packing"), ({"cp_size": 2}, "cp_size"), ({"padding_free": True}, "padding_free")],
+    [
+        ({"packing": True}, "packing"),
+        ({"cp_size": 2}, "cp_size"),
+        ({"padding_free": True}, "padding_free"),
+        ({"resume_after": 1}, "checks"),
+        ({"options": ("perform_initialization=true",)}, "options"),
+    ],
 )
 def test_what_only_megatron_swift_runs_is_refused_by_megatron_core(settings: dict[str, object], field: str) -> None:
     spec = replace(spec_of(**settings), framework="megatron_core")
@@ -227,3 +248,45 @@ def test_the_loss_is_the_sum_over_the_counted_tokens() -> None:
     driver = runpy.run_path(str(HOOKS.parent.parent / "megatron_core" / "train.py"))
     total, number, logged = driver["add_up"](torch.tensor([[1.0, 2.0, 4.0]]), labels=torch.tensor([[3, -100, 5]]))
     assert (float(total), int(number), logged.tolist()) == (5.0, 2, [5.0, 2.0])
+
+
+def test_a_rank_of_the_distributed_optimizer_gives_what_it_has_reduced() -> None:
+    hooks = runpy.run_path(str(HOOKS.parent.parent / "megatron_core" / "hooks.py"))
+    first, second = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,)))
+    for parameter in (first, second):
+        parameter.main_grad = torch.arange(1.0, 1.0 + parameter.numel()).view(parameter.shape)  # type: ignore[attr-defined]
+    whole = torch.zeros(12)  # 6, 4, and 2 that fill the bucket up
+
+    def give(rank: int) -> list[list[float]]:
+        group = SimpleNamespace(size=lambda: 2, rank=lambda: rank)
+        places = {first: (0, 6, 0), second: (6, 10, 0)}
+        bucket = SimpleNamespace(grad_data=whole, offset=0)
+        buffer = SimpleNamespace(data_parallel_group=group, param_index_map=places, buckets=[bucket])
+        model = SimpleNamespace(buffers=[buffer], expert_parallel_buffers=[])
+        reduced = hooks["find_reduced"](model)
+        return [hooks["read_gradient"](parameter, reduced).flatten().tolist() for parameter in (first, second)]
+
+    assert give(0) == [[1, 2, 3, 4, 5, 6], [0, 0, 0, 0]]
+    assert give(1) == [[0, 0, 0, 0, 0, 0], [1, 2, 3, 4]]
+    whole = torch.zeros(8)  # of which each rank has four: the second rank the rest of the first parameter too
+    assert give(0) == [[1, 2, 3, 4, 0, 0], [0, 0, 0, 0]]
+    assert give(1) == [[0, 0, 0, 0, 5, 6], [1, 2, 0, 0]]
+    assert hooks["read_gradient"](second, None) is second.main_grad
+
+
+def test_without_transformer_engine_or_a_stand_in_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    for name in ("swift", "mcore_bridge", "megatron/core"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PLUMBLINE_FRAMEWORK_PYTHON", str(python))
+    monkeypatch.delenv("PLUMBLINE_SHIMS", raising=False)
+    with pytest.raises(BadRequest, match="Transformer Engine, of whose layers mcore-bridge builds every model, is not"):
+        ADAPTER.prepare(spec_of(), tmp_path / "scratch")
+    shims = Path(__file__).parent / "shims" / "transformer_engine.py"
+    monkeypatch.setenv("PLUMBLINE_SHIMS", str(shims))
+    assert ADAPTER.prepare(spec_of(), tmp_path / "scratch").hooks == (HOOKS,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from workers.frameworks.shims import VARIABLE as SHIMS
 
 SHIM = Path(__file__).parent / "shims" / "ms_swift_packing.py"
 
+DPO: dict[str, object] = {"objective": "dpo", "data": "preferences_sample"}
+GRPO: dict[str, object] = {"objective": "grpo", "data": "preferences_sample"}
 PROMPTS = {"prompt": "Two and two is", "completion": " four."}
 
 
@@ -91,6 +94,86 @@ def test_every_default_of_its_own_is_stated(make_spec: MakeSpec, tmp_path: Path)
     assert {name: arguments[name] for name in wanted} == wanted
 
 
+@pytest.mark.usefixtures("installed")
+def test_preferences_are_two_conversations_whose_last_answers_count(make_spec: MakeSpec, tmp_path: Path) -> None:
+    launch = MsSwiftAdapter().prepare(make_spec("ms_swift", **DPO, beta=0.3, lora=True), tmp_path / "run")
+    arguments = asked_of(tmp_path / "run" / "config.json")
+    wanted = {"rlhf_type": "dpo", "beta": 0.3, "loss_type": "sigmoid", "template": "chatml", "loss_scale": "last_round"}
+    assert wanted.items() <= arguments.items()
+    assert "template_backend" not in arguments  # it cannot tell answers apart
+    row = json.loads((tmp_path / "run" / "rows.jsonl").read_text().splitlines()[0])
+    assert row["messages"][:-1] == row["rejected_messages"][:-1]
+    assert row["messages"][-1]["role"] == row["rejected_messages"][-1]["role"] == "assistant"
+    assert row["messages"][-1] != row["rejected_messages"][-1]
+    assert [file.name for file in launch.hooks] == ["hooks.py"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_preferences_of_text_are_a_question_and_its_answers(make_spec: MakeSpec, tmp_path: Path) -> None:
+    rows = {"prompt": "Two and two is", "chosen": " four.", "rejected": " five."}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows) + "\n")
+    spec = make_spec("ms_swift", objective="dpo", data=str(tmp_path / "rows.jsonl"))
+    MsSwiftAdapter().prepare(spec, tmp_path / "run")
+    assert asked_of(tmp_path / "run" / "config.json")["use_chat_template"] is False
+    question = {"role": "user", "content": "Two and two is"}
+    assert json.loads((tmp_path / "run" / "rows.jsonl").read_text()) == {
+        "messages": [question, {"role": "assistant", "content": " four."}],
+        "rejected_messages": [question, {"role": "assistant", "content": " five."}],
+    }
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (
+            {"grpo_loss": "gspo"},
+            {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        ),
+        ({"grpo_loss": "dr_grpo"}, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+        (
+            {"temperature": 0.8, "num_iterations": 3, "beta": 0.2},
+            {"temperature": 0.8, "num_iterations": 3, "beta": 0.2, "loss_type": "grpo", "scale_rewards": "group"},
+        ),
+    ],
+)
+def test_grpos_options_say_the_variant(
+    settings: dict[str, object], wanted: dict[str, object], make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    MsSwiftAdapter().prepare(make_spec("ms_swift", **GRPO, **settings), tmp_path / "run")
+    arguments = asked_of(tmp_path / "run" / "config.json")
+    assert wanted.items() <= arguments.items()
+    assert arguments["steps_per_generation"] == 2
+    assert str(arguments["external_plugins"]).endswith("rewards.py']")
+
+
+@pytest.mark.usefixtures("installed")
+def test_prompts_that_leave_no_room_for_a_completion_are_left_out(make_spec: MakeSpec, tmp_path: Path) -> None:
+    rows = [{"prompt": "a " * length, "completion": "b"} for length in (4, 60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = make_spec("ms_swift", objective="grpo", data=str(tmp_path / "rows.jsonl"), seq_len=40)
+    MsSwiftAdapter().prepare(spec, tmp_path / "run")
+    (kept,) = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    assert kept == {"messages": [{"role": "user", "content": "a " * 4}], "known": "a a a a \nb"}
+    with pytest.raises(BadRequest, match="no prompt has 1 tokens or fewer, which seq_len=17 leaves"):
+        MsSwiftAdapter().prepare(replace(spec, seq_len=17), tmp_path / "none")
+
+
+@pytest.mark.usefixtures("installed")
+def test_ranks_that_share_positions_are_hooked_and_a_probed_grpo_run_evaluates_nothing(
+    make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    launch = MsSwiftAdapter().prepare(make_spec("ms_swift", cp_size=2), tmp_path / "run")
+    assert asked_of(tmp_path / "run" / "config.json")["sequence_parallel_size"] == 2
+    assert "--nproc-per-node=2" in launch.command
+    assert [file.name for file in launch.hooks] == ["hooks.py"]
+    MsSwiftAdapter().prepare(make_spec("ms_swift", **GRPO, probed=True), tmp_path / "grpo")
+    config = json.loads((tmp_path / "grpo" / "config.json").read_text())
+    assert "evaluated_rows" not in config
+    assert "eval_on_start" not in config["arguments"]
+    assert config["stop_every"] == 16
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -98,7 +181,17 @@ def test_every_default_of_its_own_is_stated(make_spec: MakeSpec, tmp_path: Path)
         ({"padding_free": True}, "padding_free: ms-swift has padding_free with flash attention only"),
         ({"tp_size": 2}, "tp_size: swift sft divides nothing along it"),
         ({"dp_size": 2, "sharding": "fsdp2"}, "sharding: fsdp2 is ignored by transformers' Trainer on a CPU"),
-        ({"objective": "dpo", "data": "preferences_sample"}, "objective: ms-swift, as it is run here, has no dpo"),
+        (
+            {"objective": "kto", "data": "preferences_sample"},
+            "objective: ms-swift is run here with sft, dpo, grpo",
+        ),
+        ({**DPO, "assistant_only": True}, "assistant_only: true has no meaning for dpo"),
+        ({**GRPO, "num_generations": 3}, "num_generations: 3 does not divide the 4 rows of a step"),
+        ({**GRPO, "max_completion_length": 128}, "max_completion_length: 128 leaves no room for a prompt"),
+        ({**DPO, "cp_size": 2}, "cp_size: is run here with sft, not with dpo"),
+        ({"cp_size": 2, "attention": "eager"}, "cp_size: ms-swift divides the positions for sdpa"),
+        ({"model": "tiny:qwen3_5_text"}, "model: ms-swift has no text model of qwen3_5_text"),
+        ({"cp_size": 3}, "cp_size: 3 does not divide 2 key-value heads"),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(

@@ -25,7 +25,8 @@ both = pytest.mark.parametrize("framework", ["transformers", "trl"])
 
 
 def test_every_framework_is_known_by_name() -> None:
-    assert names() == ("automodel", "megatron_core", "megatron_swift", "ms_swift", "plain", "transformers", "trl")
+    installed = ("automodel", "megatron_core", "megatron_swift", "miles", "ms_swift", "plain", "transformers", "trl")
+    assert names() == installed
     assert tuple(adapter(name).name for name in names()) == names()
 
 

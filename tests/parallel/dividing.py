@@ -45,6 +45,8 @@ class Case:
     family: str = "qwen3"
     inject: str | None = None
     role: Role = Role.RUN
+    full: bool = False
+    """whether tensors are recorded whole beside their sketches"""
 
     def spec(self, directory: Path) -> RunSpec:
         """The run spec; a model that is no tiny family is built in `directory`."""
@@ -60,11 +62,11 @@ FSDP2: dict[str, Any] = {"dp_size": 2, "sharding": "fsdp2"}
 TP: dict[str, Any] = {"tp_size": 2}
 EP: dict[str, Any] = {"ep_size": 2}
 CASES = {
-    "single-dp": Case(DDP, role=Role.SINGLE),
+    "single-dp": Case(DDP, role=Role.SINGLE, full=True),
     "single-tp": Case(TP, role=Role.SINGLE),
     "single-tp-biased": Case(TP, family=BIASED, role=Role.SINGLE),
     "single-ep": Case(EP, family="qwen3_moe", role=Role.SINGLE),
-    "fsdp2": Case(FSDP2),
+    "fsdp2": Case(FSDP2, full=True),
     "tp-biased": Case(TP, family=BIASED),
     **{
         slug: Case(DDP, inject=slug)
@@ -114,7 +116,7 @@ def run_case(case: Case, directory: Path) -> None:
     launch = adapter(spec.framework).prepare(spec, directory / "scratch")
     out = directory / "capture"
     out.mkdir(parents=True)
-    settings = Settings(out=str(out), steps=(1,))
+    settings = Settings(out=str(out), steps=(1,), full=case.full)
     driver, config = launch.command[-2:]
     started = utc_now()
     with socket.socket() as free:

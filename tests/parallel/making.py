@@ -30,6 +30,7 @@ class Held:
     placement: Mapping[str, str] = field(default_factory=dict)
     micro_batch: int | None = None
     kept: tuple[str, ...] = ("full", "sketch", "sample", "row_norms")
+    field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _enter(held: Held, rank: int, step: int, file: str, stored: dict[str, torch.
         values["sample"] = sample(held.part, held.name, where=where, global_shape=shape)
         if held.part.dim() > 1:
             values["row_norms"] = row_norms(held.part)
-    key = f"{held.kind}/{held.micro_batch}/{held.name}"
+    key = f"{held.kind}/{held.micro_batch}/{held.name}/{held.field}"
     kept = {name: f"{key}/{name}" for name in values if name in held.kept}
     stored |= {kept[name]: values[name].contiguous().clone() for name in kept}
     return {
@@ -95,7 +96,7 @@ def _enter(held: Held, rank: int, step: int, file: str, stored: dict[str, torch.
         "kind": held.kind,
         "name": held.name,
         "source_name": held.name,
-        "field": None,
+        "field": held.field,
         "dtype": str(held.part.dtype),
         "global_shape": list(shape),
         "slice": [list(span) for span in where],

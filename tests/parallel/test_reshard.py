@@ -209,12 +209,12 @@ def test_one_process_is_loaded_by_two_and_several_by_one() -> None:
     assert other_layout(divided).processes == 1
 
 
-def test_frameworks_that_save_whole_tensors_are_told_why_they_are_left_out() -> None:
+def test_frameworks_that_are_not_loaded_at_another_layout_are_told_why_they_are_left_out() -> None:
     check = checkpoint_reshard.CHECK
     plan = make_plan(RunSpec("transformers", Path("m"), Path("d")), [check])
     assert [reason for _, reason in plan.skipped] == [
-        "transformers is run on one process or with replicas here, and saves whole tensors, which "
-        "checkpoint.roundtrip reads; framework plain saves shards"
+        "transformers is taken up again only by the processes that saved it here, which checkpoint.roundtrip judges; "
+        "framework plain is loaded at another layout"
     ]
     assert make_plan(RunSpec("plain", Path("m"), Path("d"), steps=1), [check]).runs == ()
     plan = make_plan(RunSpec("plain", Path("m"), Path("d"), **FSDP2), [check])

@@ -92,6 +92,29 @@ def test_the_product_by_hand() -> None:
     assert model(x).item() == (1 + 2 + 0.5) + 8.0 * 2.0 * (3.0 - 1.0)
 
 
+class Doubled(nn.Embedding):
+    """An embedding that scales what it looks up, as Gemma's does."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2.0 * super().forward(input)
+
+
+def test_the_product_of_an_embedding_by_hand_is_scaled_as_its_rows_are() -> None:
+    base = Doubled(2, 1, dtype=torch.float64)
+    base.weight = nn.Parameter(torch.tensor([[5.0], [7.0]]).double())
+    model = nn.Sequential(base)
+    factors = {"0.lora_embedding_A": torch.tensor([[3.0, -1.0]]), "0.lora_embedding_B": torch.tensor([[2.0]])}
+    assert apply_lora(model, factors, alpha=8.0, r=1) == ("0",)
+    looked_up = model(torch.tensor([1, 0]))
+    assert looked_up.flatten().tolist() == [2.0 * (7.0 + 8.0 * 2.0 * -1.0), 2.0 * (5.0 + 8.0 * 2.0 * 3.0)]
+    looked_up.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert set(gradients) == {"0.weight", *factors}
+    assert gradients["0.weight"] is None
+    assert gradients["0.lora_embedding_A"].tolist() == [[32.0, 32.0]]  # 2 · 8 · B, once a row
+    assert gradients["0.lora_embedding_B"].tolist() == [[32.0]]  # 2 · 8 · (3 − 1)
+
+
 def test_adapters_keep_their_dtype_beside_a_narrow_base_and_the_output_that_of_the_base() -> None:
     model = nn.Sequential(nn.Linear(2, 2).bfloat16())
     adapters = {"0.lora_A.weight": torch.ones(1, 2), "0.lora_B.weight": torch.ones(2, 1)}
@@ -107,6 +130,11 @@ WRONG: list[tuple[dict[str, torch.Tensor], str]] = [
     ({"0.weight": torch.ones(1)}, "0.weight is no adapter weight"),
     ({"9.lora_A.weight": torch.ones(1, 2)}, "the model has no module 9"),
     ({"1.lora_A.weight": torch.ones(1, 2)}, "1 is a ReLU"),
+    ({"2.lora_embedding_A": torch.ones(1, 3)}, "lack 2.lora_embedding_B"),
+    (
+        {"2.lora_embedding_A": torch.ones(1, 2), "2.lora_embedding_B": torch.ones(2, 1)},
+        "2.lora_embedding_A has shape (1, 2)",
+    ),
     ({"0.lora_A.weight": torch.ones(1, 2)}, "lack 0.lora_B.weight"),
     ({**ONE, "0.lora_B.weight": torch.ones(1, 2)}, "0.lora_B.weight has shape (1, 2)"),
     ({**ONE, "0.lora_A.weight": torch.ones(2, 2)}, "0.lora_A.weight has shape (2, 2)"),
@@ -117,7 +145,7 @@ WRONG: list[tuple[dict[str, torch.Tensor], str]] = [
 def test_adapters_that_do_not_fit_are_refused_and_leave_the_model_alone(
     adapters: dict[str, torch.Tensor], found: str
 ) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Embedding(3, 2))
     with pytest.raises(BadRequest) as caught:
         apply_lora(model, adapters, alpha=1.0, r=1)
     assert caught.value.found == found

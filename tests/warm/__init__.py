@@ -2,8 +2,8 @@
 
 A run of a tiny model computes for a second and imports for ten. `PLUMBLINE_FRAMEWORK_PYTHON` names the executable that
 `make_interpreter` writes: it hands its arguments, environment, directory and output to a server, which has imported the
-frameworks and forks the process. What the framework does, and what is recorded of it, is the same; a test of processes,
-signals or imports takes the fixture `cold` instead.
+frameworks and forks the process. Computing processes begin so too. What the framework does, and what is recorded of it,
+is the same; a test of processes, signals or imports takes the fixture `cold` instead.
 """
 
 from __future__ import annotations

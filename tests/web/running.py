@@ -20,6 +20,7 @@ from plumbline_web.celery import app
 from plumbline_web.validations.enums import OPEN
 from plumbline_web.validations.models import Validation
 from plumbline_web.validations.sweeping import sweep
+from workers.jobs import computer
 from workers.queues import CONTROL, CPU, GPU, host_queue
 
 START_LIMIT_S = 60.0
@@ -35,7 +36,10 @@ def database_url() -> str:
 @contextmanager
 def worker(log: Path, *, queues: tuple[str, ...] = (CPU, GPU)) -> Iterator[subprocess.Popen[bytes]]:
     """One worker with one pool process; its output in `log`. It is ended with all its processes."""
-    command = [sys.executable, "-m", "celery", "-A", "plumbline_web", "worker", "-c", "1", "-Q", ",".join(queues)]
+    # Its computing processes begin as this process has them begin.
+    begin = f"from workers.jobs import computer; computer.PYTHON = {computer.PYTHON!r}"
+    command = [sys.executable, "-c", f"{begin}; from celery.__main__ import main; main()", "-A", "plumbline_web"]
+    command += ["worker", "-c", "1", "-Q", ",".join(queues)]
     command += ["--without-gossip", "--without-mingle", "-l", "INFO", "-n", f"{log.stem}@%h"]
     environment = {
         **os.environ,

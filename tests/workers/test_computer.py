@@ -22,6 +22,8 @@ from workers.jobs.documents import JudgeOrder, StoredOutcome, read_judge_order, 
 from workers.report.as_json import to_plain
 from workers.runner import ProcessEnd
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 CRASHED = StoredOutcome("failed", 1, 2.0, "KeyError: 'labels' (train.py:3, in main)", "bye", None, "no capture")
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from checks.errors import BadRequest
 from workers.audit.interpreters import read_interpreter
+from workers.environments.importing import try_imports
 from workers.environments.pip import run_pip
 from workers.environments.recipes import LeftOut, find_recipe, has_gpu
 from workers.environments.resolving import Wish, find_python, make_venv, read_version, resolve
+from workers.environments.sharing import link_packages
 from workers.environments.store import Built, Store, make_key, measure, python_of
 from workers.request import Progress
 
 MEASURE_EVERY_S = 2.0
 """Counting the files of a large environment takes a tenth of a second."""
-
-MODULES = {
-    "megatron-core": "megatron.core",
-    "mcore-bridge": "mcore_bridge",
-    "ms-swift": "swift",
-    "nemo-automodel": "nemo_automodel",
-}
-"""What is imported of a distribution that is not called like its module."""
 
 
 def build(
@@ -89,14 +83,18 @@ def _install(
     folder.mkdir(parents=True, exist_ok=True)
     make_venv(folder, python=interpreter)
     size = _Size(lambda: measure(folder))
-    run_pip(
-        python_of(folder),
-        ["install", "--no-deps", "--no-compile", *index, *packages],
-        log=store.log(key),
-        show=lambda line: show("installing", f"{size.text()}, {line}"),
-    )
+    shared = link_packages(folder, packages=packages, python=read_version(python_of(folder)), store=store)
+    show("linking", f"{len(shared)} of {len(packages)} packages, which other environments hold")
+    missing = [package for package in packages if package not in shared]
+    if missing:
+        run_pip(
+            python_of(folder),
+            ["install", "--no-deps", "--no-compile", *index, *missing],
+            log=store.log(key),
+            show=lambda line: show("installing", f"{size.text()}, {line}"),
+        )
     show("checking", f"imports {wish.framework.name}")
-    try_import(str(python_of(folder)), wish.framework.name)
+    try_imports(str(python_of(folder)), wish.texts, left_out=left_out)
     built = Built(
         key=key,
         requested=wish.texts,
@@ -124,30 +122,23 @@ class _Size:
         return format_size(self._bytes)
 
 
-def try_import(python: str, distribution: str) -> None:
-    """Import a framework once, as a run would.
+@dataclass(frozen=True)
+class State:
+    """How a built environment was found."""
 
-    Raises:
-        BadRequest: it does not, with the last line of its traceback.
-    """
-    module = MODULES.get(distribution, distribution.replace("-", "_"))
-    done = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise BadRequest(
-            "environment",
-            f"{distribution} is installed and cannot be imported: {said}",
-            "add what is missing with --with",
-        )
+    troubles: tuple[str, ...]
+    """packages that changed or went, an import that fails; empty where all is as it was built"""
+    remarks: tuple[str, ...] = ()
+    """what is so by intent and a run depends on: what was left out, and is stood in for"""
 
 
-def check(built: Built, *, store: Store) -> tuple[str, ...]:
-    """What is no longer as it was built: packages that changed or went, an import that fails; empty where all is."""
+def check(built: Built, *, store: Store) -> State:
+    """Hold an environment against the list that it was built from, and import what it was built for."""
     python = str(python_of(store.directory(built.key)))
     try:
         installed = read_interpreter(python).packages
     except BadRequest as error:
-        return (str(error),)
+        return State((str(error),))
     troubles = []
     for package in built.packages:
         name, _, version = package.partition("==")
@@ -160,17 +151,10 @@ def check(built: Built, *, store: Store) -> tuple[str, ...]:
         if each.name in installed
     ]
     try:
-        try_import(python, parse_distribution(built.requested[0]))
+        imported = try_imports(python, built.requested, left_out=built.left_out)
     except BadRequest as error:
-        troubles.append(error.found)
-    return tuple(troubles)
-
-
-def parse_distribution(requirement: str) -> str:
-    """The name in a requirement."""
-    from packaging.requirements import Requirement
-
-    return Requirement(requirement).name
+        return State((*troubles, error.found))
+    return State(tuple(troubles), tuple(each.sentence for each in imported if each.sentence))
 
 
 def format_size(size: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from checks.errors import BadRequest
-from workers.environments.building import build, check, format_size
+from workers.environments.building import State, build, check, format_size
 from workers.environments.resolving import parse_wish, read_version
 from workers.environments.store import Built, Named, Store, check_name
 from workers.report import ProgressLine, make_console
@@ -121,16 +120,18 @@ def _check(options: argparse.Namespace) -> int:
     code = 0
     for name in options.names or store.list_names():
         named = store.find(name)
-        troubles: Sequence[str] = ()
+        state = State(())
         if named.built is not None:
-            troubles = check(named.built, store=store)
+            state = check(named.built, store=store)
         else:
             try:
                 read_version(named.python)
             except BadRequest as error:
-                troubles = (error.found,)
-        code = FAILED if troubles else code
-        print(f"{name}: {'; '.join(troubles) if troubles else 'as it was built' if named.built else 'runs'}")
+                state = State((error.found,))
+        code = FAILED if state.troubles else code
+        print(f"{name}: {'; '.join(state.troubles) or ('as it was built' if named.built else 'runs')}")
+        for remark in state.remarks:
+            print(f"  {remark}")
     return code
 
 

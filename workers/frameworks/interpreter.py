@@ -33,12 +33,12 @@ def framework_python(framework: str = "") -> str:
     return named
 
 
-def require_module(module: str, *, framework: str, remedy: str) -> None:
-    """Raise BadRequest where the frameworks' interpreter has no such module."""
+def require_module(module: str, *, framework: str, remedy: str, what: str = "") -> None:
+    """Raise BadRequest where the frameworks' interpreter has no such module; `what`: how a person knows it."""
     python = framework_python(framework)
     if not _has_module(python, module):
         named = f"and name it with --env, or its Python in {VARIABLE}_{framework.upper()}"
-        raise BadRequest("framework", f"{framework} is not installed in {python}", f"{remedy}, {named}")
+        raise BadRequest("framework", f"{what or framework} is not installed in {python}", f"{remedy}, {named}")
 
 
 @cache

@@ -20,8 +20,11 @@ def refuse_axes(spec: RunSpec, *axes: str, framework: str) -> None:
             raise BadRequest(axis, f"{framework} divides nothing along it", f"set {axis}=1, or use framework automodel")
 
 
-def check_processes(spec: RunSpec) -> None:
-    """Raise BadRequest for degrees and a sharding that contradict each other, and for what only one process can do."""
+def check_processes(spec: RunSpec, *, resumed_along: tuple[str, ...] = ()) -> None:
+    """Raise BadRequest for degrees and a sharding that contradict each other, and for what only one process can do.
+
+    `resumed_along`: the axes along which the framework's runs are saved and taken up again as they were divided.
+    """
     divided = [axis for axis in AXES if getattr(spec, axis) > 1]
     if len(divided) > 1:
         raise BadRequest(divided[1], f"{divided[0]} is above 1 too", "divide along one axis at a time")
@@ -29,7 +32,8 @@ def check_processes(spec: RunSpec) -> None:
         raise BadRequest("sharding", f"none does not say what each of {spec.dp_size} ranks holds", "set ddp or fsdp2")
     if spec.dp_size == 1 and spec.sharding != "none":
         raise BadRequest("sharding", f"{spec.sharding} has nothing to divide", "set dp_size to 2 or more, or none")
-    if spec.processes > 1 and spec.resume_after is not None and not spec.resharded:
+    whole = spec.processes == 1 or spec.resharded or divided[0] in resumed_along
+    if spec.resume_after is not None and not whole:
         raise BadRequest("resume_after", f"a run of {spec.processes} processes is not resumed", "set all degrees to 1")
 
 

@@ -11,6 +11,7 @@ from workers.frameworks.automodel.adapter import AutoModelAdapter
 from workers.frameworks.base import Adapter
 from workers.frameworks.megatron_core.adapter import MegatronCoreAdapter
 from workers.frameworks.megatron_swift.adapter import MegatronSwiftAdapter
+from workers.frameworks.miles.adapter import MilesAdapter
 from workers.frameworks.ms_swift.adapter import MsSwiftAdapter
 from workers.frameworks.plain.adapter import PlainAdapter
 from workers.frameworks.transformers.adapter import TransformersAdapter
@@ -29,6 +30,7 @@ _ADAPTERS: tuple[Adapter, ...] = (
     MegatronSwiftAdapter(),
     PlainAdapter(),
     AutoModelAdapter(),
+    MilesAdapter(),
 )
 
 

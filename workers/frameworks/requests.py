@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 
 from checks.errors import BadRequest
 from checks.models import check_positions, list_parameters, resolve_model
 from checks.models.families import EAGER_ONLY
 from checks.references.template import load_tokenizer
 from checks.samples import Sample
-from checks.spec import RunSpec
+from checks.spec import POLICY_OBJECTIVES, RunSpec
+from workers.frameworks.options import Option, read_options
 
 _LATENT_ATTENTION = frozenset({"deepseek_v3", "deepseek_v32"})
 """families without v_proj: multi-head latent attention derives keys and values from one projection"""
@@ -41,12 +43,20 @@ def refuse_objective(spec: RunSpec, *, framework: str) -> None:
     """Raise BadRequest for any objective but that of supervised fine-tuning."""
     if spec.objective != "sft":
         found = f"{framework} has no {spec.objective}"
-        raise BadRequest("objective", found, "set objective=sft or framework trl")
+        other = "miles" if spec.objective in ("ppo", "reinforce_plus_plus") else "trl"
+        raise BadRequest("objective", found, f"set objective=sft or framework {other}")
 
 
-def check_request(spec: RunSpec, samples: tuple[Sample, ...]) -> None:
-    """Raise BadRequest, naming the setting, for a run that cannot be what it says."""
+def check_request(
+    spec: RunSpec, samples: tuple[Sample, ...], *, options: Mapping[str, Option] | None = MappingProxyType({})
+) -> None:
+    """Raise BadRequest, naming the setting, for a run that cannot be what it says.
+
+    `options`: those that the framework is run with; None where nobody here knows them.
+    """
     _check_ranges(spec)
+    if options is not None:
+        read_options(spec, options)
     if spec.padding_free and spec.framework not in PADDING_FREE:
         found = f"{spec.framework} is run with a row of its own for each example"
         raise BadRequest("padding_free", found, f"set it to false or use framework {' or '.join(sorted(PADDING_FREE))}")
@@ -89,10 +99,12 @@ def _check_ranges(spec: RunSpec) -> None:
         raise BadRequest("momentum", f"{spec.momentum} has no meaning for {spec.optimizer}", "set optimizer=sgd too")
     if spec.beta != RunSpec.beta and spec.objective == "sft":
         raise BadRequest("beta", f"{spec.beta} has no meaning for {spec.objective}", "set objective=dpo too")
-    for name in GRPO_FIELDS if spec.objective != "grpo" else ():
+    for name in () if spec.objective in POLICY_OBJECTIVES else GRPO_FIELDS:
         value = getattr(spec, name)
         if value != getattr(RunSpec, name):
             raise BadRequest(name, f"{value} has no meaning for {spec.objective}", "set objective=grpo too")
+    if spec.objective != "grpo" and spec.grpo_loss != RunSpec.grpo_loss:
+        raise BadRequest("grpo_loss", f"{spec.grpo_loss} has no meaning for {spec.objective}", "set objective=grpo too")
     if spec.lora and not spec.lora_targets:
         raise BadRequest("lora_targets", "is empty", "name at least one module, such as q_proj")
 

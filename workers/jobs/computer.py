@@ -19,6 +19,8 @@ from workers.sandbox import scrub_environment
 from workers.serving_variables import serving_variables
 
 START_LIMIT_S = 120.0
+PYTHON = sys.executable
+"""has the checks installed; a worker's own"""
 
 
 class ZygoteDied(RuntimeError):
@@ -95,7 +97,7 @@ class Computer:
             return self._zygote
         self._buffer = b""
         self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "workers.jobs.zygote"],
+            [PYTHON, "-m", "workers.jobs.zygote"],
             cwd="/",
             env=scrub_environment(scratch=scratch, extra=serving_variables(os.environ)),
             stdin=subprocess.PIPE,

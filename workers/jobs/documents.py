@@ -10,7 +10,7 @@ from typing import Any
 from checks.captures.capture import open_capture
 from checks.errors import CaptureError
 from checks.material import RunOutcome
-from checks.spec import RunSpec
+from checks.spec import LISTS, RunSpec
 
 _PATHS = ("model", "data")
 
@@ -23,7 +23,7 @@ def read_spec(document: Mapping[str, Any]) -> RunSpec:
         values[name] = Path(values[name])
     if values.get("synced") is not None:
         values["synced"] = Path(values["synced"])
-    values["lora_targets"] = tuple(values["lora_targets"])
+    values |= {name: tuple(values[name]) for name in LISTS if name in values}
     return RunSpec(**values)
 
 

@@ -43,9 +43,10 @@ def build_pushed_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check,
         raise BadRequest("synced", "a pushed capture has no weights of an engine beside it", "leave it out")
     spec = RunSpec(framework=request.framework, model=model.path, data=data, **settings)  # type: ignore[arg-type]
     if spec.objective == "sft":
-        check_request(spec, read_samples(data))
+        check_request(spec, read_samples(data), options=None)
     else:
-        check_request(spec, tuple(side for pair in read_preferences(data) for side in pair.sides))
+        samples = tuple(side for pair in read_preferences(data) for side in pair.sides)
+        check_request(spec, samples, options=None)
     return spec, checks
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from checks.spec import RunSpec
+from checks.spec import LISTS, RunSpec
 from checks.verdict import Measurement, Pattern, Status, Verdict
 from workers.report.as_json import SCHEMA, SCHEMA_VERSION
 from workers.request import PhaseTime, ValidationRequest, ValidationResult
@@ -54,7 +54,8 @@ def _read_request(document: Mapping[str, Any]) -> ValidationRequest:
 
 def _read_spec(document: Mapping[str, Any]) -> RunSpec:
     paths = {name: Path(document[name]) for name in ("model", "data")}
-    return _take(RunSpec, {**document, **paths, "lora_targets": tuple(document["lora_targets"])})
+    lists = {name: tuple(document[name]) for name in LISTS if name in document}
+    return _take(RunSpec, {**document, **paths, **lists})
 
 
 def _read_verdict(document: Mapping[str, Any]) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks.references.objectives.group_relative import VARIANTS, GroupRelative, GroupVariant, Samples
+from checks.references.objectives.group_relative import PROXIMAL, VARIANTS, GroupRelative, GroupVariant, Samples
 from checks.references.objectives.objective import Computed, Objective, Span
 from checks.references.objectives.odds_ratio import OddsRatio
 from checks.references.objectives.preference import PreferenceMargin
@@ -10,6 +10,7 @@ from checks.references.objectives.prospect import Prospect
 from checks.references.objectives.token_mean import TokenMean
 
 __all__ = [
+    "PROXIMAL",
     "VARIANTS",
     "Computed",
     "GroupRelative",

@@ -8,6 +8,9 @@ import torch
 
 Scale = Literal["group", "batch", "none"]
 
+DISCOUNT, TRACE = 1.0, 0.95
+"""γ and λ of ppo's advantages: no discount within an answer; λ as in https://arxiv.org/abs/1506.02438, section 6."""
+
 GROUP_EPSILON = 1e-4
 """What TRL and ms-swift add to a group's standard deviation (`trl/trainer/grpo_trainer.py`); the paper adds nothing."""
 
@@ -68,14 +71,16 @@ def token_returns(rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, *
     return (rewards.double()[:, None] - rest).masked_fill(~mask, 0.0)
 
 
-def normalise_over_batch(advantages: torch.Tensor, mask: torch.Tensor, *, epsilon: float = 1e-8) -> torch.Tensor:
+def normalise_over_batch(
+    advantages: torch.Tensor, mask: torch.Tensor, *, epsilon: float = 1e-8, ddof: int = 0
+) -> torch.Tensor:
     """(A − mean) / std over all tokens of the *global* batch (https://arxiv.org/abs/2501.03262, section 3).
 
-    (rows, tokens) float64; the variance is the mean square, at least `epsilon`. Over a part of the batch, such as the
-    rows of one rank, it is something else.
+    (rows, tokens) float64; the variance is the sum of squares over n − `ddof` tokens, at least `epsilon`; the paper
+    does not say which. Over a part of the batch, such as the rows of one rank, it is something else.
     """
     kept = advantages.double()[mask]
     if not kept.numel():
         return torch.zeros_like(advantages, dtype=torch.float64)
-    variance = (kept - kept.mean()).square().mean()
+    variance = (kept - kept.mean()).square().sum() / max(kept.numel() - ddof, 1)
     return ((advantages.double() - kept.mean()) * torch.rsqrt(variance.clamp(min=epsilon))).masked_fill(~mask, 0.0)

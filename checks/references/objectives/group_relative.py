@@ -46,18 +46,32 @@ VARIANTS: Mapping[str, GroupVariant] = {
     "gspo": GroupVariant("sequence", 3e-4, 4e-4, "sequence_mean", True),
 }
 
+PROXIMAL: Mapping[str, GroupVariant] = {
+    # https://arxiv.org/abs/1707.06347, equation 7; the mean over the tokens of the batch: w = 1 / T.
+    "ppo": GroupVariant("token", 0.2, 0.2, "token_mean", False),
+    # https://arxiv.org/abs/2501.03262, section 3: PPO's loss on advantages of its own.
+    "reinforce_plus_plus": GroupVariant("token", 0.2, 0.2, "token_mean", False),
+}
+"""Objectives of the same form whose tokens have advantages of their own, and which penalise within the rewards."""
+
 
 @dataclass(frozen=True)
 class Samples:
     """What one micro-batch's loss is given. `mask`: (B, S) bool, the positions that predict a sampled token;
-    `advantages`: (B,); `old`, `reference`: (B, S) log-probabilities under the policy that sampled and under the
-    reference model, None where the policy is as it sampled, or where there is no penalty.
+    `advantages`: (B,), or (B, S) where tokens have their own; `old`, `reference`: (B, S) log-probabilities under the
+    policy that sampled and under the reference model, None where the policy is as it sampled, or where there is no
+    penalty.
     """
 
     mask: torch.Tensor
     advantages: torch.Tensor
     old: torch.Tensor | None
     reference: torch.Tensor | None
+
+    @property
+    def token_advantages(self) -> torch.Tensor:
+        """(B, S)."""
+        return self.advantages if self.advantages.dim() == 2 else self.advantages[:, None].expand(self.mask.shape)
 
 
 def weigh(samples: Sequence[Samples], *, reduction: Reduction, max_tokens: int) -> tuple[torch.Tensor, ...]:
@@ -91,7 +105,10 @@ def token_terms(
     variant: GroupVariant,
     beta: float,
 ) -> torch.Tensor:
-    """What each token of one sample is minimised by, (tokens,): the clipped ratio and the penalty. `advantage`: ()."""
+    """What each token of one sample is minimised by, (tokens,): the clipped ratio and the penalty.
+
+    `advantage`: (), or (tokens,).
+    """
     before = policy.detach() if old is None else old
     if variant.level == "token":
         ratios = token_ratios(policy, before)
@@ -127,7 +144,7 @@ class GroupRelative:
                     policy,
                     old=pick(given.old),
                     reference=pick(given.reference),
-                    advantage=given.advantages[row].to(policy),
+                    advantage=given.token_advantages[row, span.start : span.stop][kept].to(policy),
                     variant=self.variant,
                     beta=self.beta,
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from workers.frameworks.automodel.logs import read_log
 from workers.frameworks.automodel.requests import BIASED, check_automodel
 from workers.frameworks.base import Launch
 from workers.frameworks.interpreter import framework_python, require_module
+from workers.frameworks.options import Option, read_options
+from workers.frameworks.processes import build_launch
 from workers.frameworks.requests import check_request, refuse_objective
 from workers.frameworks.trainer import RESUME, write_run
 
@@ -22,6 +24,9 @@ DRIVER, HOOKS = (Path(__file__).with_name(name) for name in ("train.py", "hooks.
 REMEDY = "build an environment with plumbline env create nemo-automodel==0.7.0"
 UNDECAYED = r"(norm|layernorm)\.weight$|\.bias$"
 """names of one-dimensional parameters, by the pattern that AutoModel groups them by"""
+OPTIONS = {
+    "force_e_score_correction_bias": Option(bool, "whether routers keep the checkpoint's biases, which are not moved"),
+}
 MANY = 1_000_000
 """epochs, or steps between checkpoints, that no run gets to: the number of steps alone decides"""
 
@@ -35,7 +40,7 @@ class AutoModelAdapter:
         """Raise BadRequest for what AutoModel is not run with here, and for what no framework can run."""
         refuse_objective(spec, framework="AutoModel, as it is run here,")
         check_automodel(spec)
-        check_request(spec, read_samples(spec.data))
+        check_request(spec, read_samples(spec.data), options=OPTIONS)
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
         """Write the recipe's configuration and the rows into `scratch`."""
@@ -52,8 +57,11 @@ class AutoModelAdapter:
         return read_log(output)
 
 
-def _write(spec: RunSpec, scratch: Path, checkpoint: Mapping[str, Any]) -> Launch:
-    """One process group's files; `checkpoint`: what the recipe is to save, or to begin from."""
+def _write(spec: RunSpec, scratch: Path, checkpoint: Mapping[str, Any], start: Sequence[str] = ()) -> Launch:
+    """One process group's files.
+
+    `checkpoint`: what the recipe is to save, or to begin from; `start`: what its processes are started by.
+    """
     output = scratch / "output"
     recipe = build_recipe(spec, rows=scratch / "config.json", output=output)
     recipe["checkpoint"] |= checkpoint
@@ -65,7 +73,7 @@ def _write(spec: RunSpec, scratch: Path, checkpoint: Mapping[str, Any]) -> Launc
     }
     if checkpoint:
         recipe["step_scheduler"]["ckpt_every_steps"] = spec.resume_after
-        config["resume_from"] = checkpoint.get("restore_from", "")
+        config |= {"resume_from": checkpoint.get("restore_from", ""), "launch": list(start)}
     alone = replace(spec, resume_after=None)
     return write_run(config, read_samples(spec.data), driver=DRIVER, scratch=scratch, spec=alone)
 
@@ -78,8 +86,9 @@ def _write_two(spec: RunSpec, scratch: Path) -> Launch:
     assert spec.resume_after is not None
     saved = scratch / "save" / "output" / f"epoch_0_step_{spec.resume_after - 1}"
     kept = {"enabled": True, "model_save_format": "safetensors", "save_consolidated": "every"}
-    _write(spec, scratch / "save", kept)
-    launch = _write(spec, scratch / "load", {**kept, "restore_from": str(saved)})
+    start = build_launch(DRIVER, DRIVER, processes=spec.processes)[2:-2]
+    _write(spec, scratch / "save", kept, start)
+    launch = _write(spec, scratch / "load", {**kept, "restore_from": str(saved)}, start)
     files = [str(scratch / name / "config.json") for name in ("save", "load")]
     command = (framework_python(spec.framework), "-u", str(RESUME), str(DRIVER), *files)
     return replace(launch, command=command, checkpoints=(saved / "model" / "consolidated",))
@@ -156,7 +165,8 @@ def _leave_routers(spec: RunSpec) -> dict[str, Any]:
     """
     if read_config(spec.model).get("model_type") not in BIASED:
         return {}
-    return {"moe_overrides": {"gate_bias_update_factor": 0.0, "force_e_score_correction_bias": True}}
+    asked = {"force_e_score_correction_bias": True, **read_options(spec, OPTIONS)}
+    return {"moe_overrides": {"gate_bias_update_factor": 0.0, **asked}}
 
 
 def _divide(spec: RunSpec) -> dict[str, Any]:

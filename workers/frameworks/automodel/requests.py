@@ -14,6 +14,13 @@ EXPERTS = frozenset({"qwen3_moe", "deepseek_v3", "glm4_moe"})
 """families that AutoModel has model code of its own for, and that were run"""
 BIASED = frozenset({"deepseek_v3", "glm4_moe"})
 """families whose routers choose by scores with a bias that no optimizer trains"""
+RESUMED_ALONG = ("dp_size", "ep_size")
+"""axes along which a run that was saved and taken up again was held against the one that was not"""
+ARCHITECTURES = {
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+}
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -26,7 +33,7 @@ def check_automodel(spec: RunSpec) -> None:
         raise BadRequest("model", f"AutoModel is not run with {family} here", f"give one of {listed}")
     _check_features(spec)
     refuse_axes(spec, "cp_size", framework="AutoModel, which wants a GPU's attention for it,")
-    check_processes(spec)
+    check_processes(spec, resumed_along=RESUMED_ALONG)
     _check_division(spec, config, family)
 
 
@@ -48,7 +55,9 @@ def _check_features(spec: RunSpec) -> None:
 def _check_division(spec: RunSpec, config: Mapping[str, object], family: str) -> None:
     if spec.tp_size > 1:
         if family not in DENSE:
-            found = f"AutoModel divides no matrices of {family}"
+            found = (
+                f"AutoModel has no tensor-parallel plan for {ARCHITECTURES[family]} and refuses it, a stated one too"
+            )
             raise BadRequest("tp_size", found, f"set tp_size=1 or give a model of {', '.join(sorted(DENSE))}")
         for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
             _check_divisible("tp_size", spec.tp_size, field, config.get(field))

@@ -104,7 +104,8 @@ def adopt_megatron(recorder: Any, model: Any, optimizer: Any, config: Any) -> No
         "ep": mpu.get_expert_model_parallel_rank(),
     }
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    adopt(recorder, model, optimizers=[one.optimizer for one in chained if one.optimizer is not None], mesh=mesh)
+    stepped = [one.optimizer for one in chained if one.optimizer is not None]
+    adopt(recorder, model, optimizers=stepped, mesh=mesh, flat=is_distributed(model))
     keep_scalars(recorder, read_scalars(recorder, config))
     wrap_reduction(recorder, model, config)
 
@@ -116,12 +117,47 @@ def wrap_reduction(recorder: Any, model: Any, config: Any) -> None:
     @functools.wraps(original)
     def finalize_model_grads(models: Any, num_tokens: Any = None, *args: Any, **kwargs: Any) -> Any:
         result = original(models, num_tokens, *args, **kwargs)
-        gradients = ((parameter, getattr(parameter, "main_grad", None)) for parameter in model.parameters())
+        reduced = find_reduced(model) if is_distributed(model) else None
+        gradients = ((parameter, read_gradient(parameter, reduced)) for parameter in model.parameters())
         # finalize_model_grads adds the tokens of all ranks up in place
-        keep_own_gradients(recorder, gradients, divided_by=None if num_tokens is None else float(num_tokens))
+        divided_by = None if num_tokens is None else float(num_tokens)
+        keep_own_gradients(recorder, gradients, divided_by=divided_by, partial=reduced is not None)
         return result
 
     config.finalize_model_grads_func = finalize_model_grads
+
+
+def is_distributed(model: Any) -> bool:
+    """Whether data-parallel ranks each reduce, and step, a part of every buffer of gradients."""
+    return bool(model.ddp_config.use_distributed_optimizer)
+
+
+def find_reduced(model: Any) -> dict[int, tuple[int, int]]:
+    """Return id of a parameter → [start, stop) of its flat gradient that this rank has reduced; nothing for others.
+
+    A bucket is divided into equal parts, one a data-parallel rank, whatever parameters lie in it.
+    """
+    found = {}
+    for buffer in [*model.buffers, *model.expert_parallel_buffers]:
+        size, rank = buffer.data_parallel_group.size(), buffer.data_parallel_group.rank()
+        for parameter, (start, stop, bucket_id) in buffer.param_index_map.items():
+            bucket = buffer.buckets[bucket_id]
+            part = bucket.grad_data.numel() // size
+            first = bucket.offset + rank * part
+            found[id(parameter)] = (max(start, first) - start, min(stop, first + part) - start)
+    return found
+
+
+def read_gradient(parameter: Any, reduced: dict[int, tuple[int, int]] | None) -> Any:
+    """Return a parameter's gradient as this rank has reduced it: zeros where another rank has."""
+    gradient = getattr(parameter, "main_grad", None)
+    if gradient is None or reduced is None:
+        return gradient
+    own = torch.zeros_like(gradient)
+    start, stop = reduced[id(parameter)]
+    if start < stop:
+        own.view(-1)[start:stop] = gradient.reshape(-1)[start:stop]
+    return own
 
 
 def read_scalars(recorder: Any, config: Any) -> dict[str, dict[str, Any]]:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from checks.errors import BadRequest
 from checks.models.checkpoint import read_config
 from checks.spec import RunSpec
 from workers.frameworks.megatron_core.layout import layout_of
+from workers.frameworks.options import Option, read_options
 
 DENSE = frozenset({"llama", "qwen2", "qwen3"})
 EXPERTS = frozenset({"qwen3_moe"})
 """families whose parameters `names.py` states"""
 
+DISTRIBUTED = Option(bool, "each data-parallel rank reduces the gradients of, and steps, a part of the parameters")
+"""Megatron's distributed optimizer"""
 
-def check_megatron(spec: RunSpec, *, framework: str) -> None:
-    """Raise BadRequest, naming the setting, for a model, a precision or a division that is not run."""
+
+def check_options(spec: RunSpec, known: Mapping[str, Option]) -> None:
+    """Raise BadRequest for an option, or one beside a division, that is not run."""
+    if read_options(spec, known).get("use_distributed_optimizer"):
+        for axis in ("tp_size", "pp_size", "cp_size", "ep_size"):
+            if getattr(spec, axis) > 1:
+                found = "the distributed optimizer is run with data-parallel ranks alone here"
+                raise BadRequest(axis, found, f"set {axis}=1, or leave the option use_distributed_optimizer out")
+
+
+def check_megatron(spec: RunSpec, *, framework: str, saves: bool = False) -> None:
+    """Raise BadRequest, naming the setting, for a model, a precision or a division that is not run.
+
+    `saves`: whether the framework's checkpoints are taken up again here.
+    """
     config = read_config(spec.model)
     family = str(config.get("model_type"))
     if family not in DENSE | EXPERTS:
@@ -24,9 +42,11 @@ def check_megatron(spec: RunSpec, *, framework: str) -> None:
         raise BadRequest("precision", found, "set precision=float32")
     if spec.lora:
         raise BadRequest("lora", f"{framework} is run without adapters here", "set lora=false or framework ms_swift")
-    if spec.resume_after is not None or spec.probed:
-        found = f"{framework} is run without saving and evaluation here"
+    if spec.probed or (spec.resume_after is not None and not saves):
+        found = f"{framework} is run without {'evaluation' if saves else 'saving and evaluation'} here"
         raise BadRequest("checks", found, "leave out the checks that take such a run")
+    if spec.resume_after is not None and spec.processes > 1:
+        raise BadRequest("resume_after", f"a run of {spec.processes} processes is not resumed", "set all degrees to 1")
     if spec.sharding == "fsdp2":
         raise BadRequest("sharding", f"{framework} is not run with fsdp2", "set sharding=ddp")
     if spec.dp_size > 1 and spec.sharding == "none":

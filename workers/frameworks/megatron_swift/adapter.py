@@ -13,11 +13,13 @@ from checks.spec import RunSpec
 from workers.frameworks.base import Launch
 from workers.frameworks.interpreter import require_module
 from workers.frameworks.megatron_core.layout import layout_of
-from workers.frameworks.megatron_core.requests import check_megatron
+from workers.frameworks.megatron_core.requests import DISTRIBUTED, check_megatron, check_options
 from workers.frameworks.megatron_swift.logs import read_log
 from workers.frameworks.megatron_swift.names import build_name_map, read_shapes
 from workers.frameworks.ms_swift.templates import choose_template
+from workers.frameworks.options import Option, read_options
 from workers.frameworks.requests import check_request, refuse_objective
+from workers.frameworks.shims import find_shims
 from workers.frameworks.trainer import write_run
 
 HERE = Path(__file__).parent
@@ -26,6 +28,13 @@ REMEDY = (
     "build an environment with plumbline env create megatron-core==0.16.1 --with mcore-bridge==1.6.5 "
     "--with ms-swift==4.6.0"
 )
+ENGINE, ENGINE_NAME = "transformer_engine", "Transformer Engine, of whose layers mcore-bridge builds every model,"
+ENGINE_REMEDY = "it is built for GPUs: use an environment that has it (env create … --with transformer-engine[pytorch])"
+OPTIONS = {
+    "perform_initialization": Option(bool, "initialise weights before they are loaded, which marks what is divided"),
+    "use_distributed_optimizer": DISTRIBUTED,
+}
+"""of `megatron sft`, handed on as they are"""
 
 
 class MegatronSwiftAdapter:
@@ -36,14 +45,17 @@ class MegatronSwiftAdapter:
     def check(self, spec: RunSpec) -> None:
         """Raise BadRequest for what Megatron-SWIFT is not run with here, and for what no framework can run."""
         refuse_objective(spec, framework="Megatron-SWIFT, as it is run here,")
-        check_megatron(spec, framework="Megatron-SWIFT")
-        check_request(spec, read_samples(spec.data))
+        check_megatron(spec, framework="Megatron-SWIFT", saves=True)
+        check_request(spec, read_samples(spec.data), options=OPTIONS)
+        check_options(spec, OPTIONS)
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
         """Write the driver's configuration, the rows and the name map into `scratch`."""
         self.check(spec)
         for module in ("swift", "mcore_bridge", "megatron.core"):
             require_module(module, framework="megatron_swift", remedy=REMEDY)
+        if not any(name.split(".")[0] == ENGINE for shim in find_shims() for name in shim.replaces):
+            require_module(ENGINE, framework="megatron_swift", remedy=ENGINE_REMEDY, what=ENGINE_NAME)
         samples = read_samples(spec.data)
         config = {
             "model": str(spec.model.resolve()),
@@ -99,8 +111,8 @@ def build_arguments(spec: RunSpec, sample: Sample, *, output: Path) -> dict[str,
         "attention_backend": {"sdpa": "flash", "eager": "unfused"}[spec.attention],
         "logging_steps": 1,
         "save_steps": spec.steps,
-        "no_save_optim": True,
-        "no_save_rng": True,
+        "no_save_optim": spec.resume_after is None,
+        "no_save_rng": spec.resume_after is None,
         "split_dataset_ratio": 0.0,
         "dataset_shuffle": False,
         "dataset_num_proc": 1,
@@ -109,6 +121,7 @@ def build_arguments(spec: RunSpec, sample: Sample, *, output: Path) -> dict[str,
         "check_model": False,
         **_choose_recomputation(spec),
         **choose_template(spec, sample),
+        **read_options(spec, OPTIONS),
     }
     if read_shapes(spec.model).experts:
         # The objective is the mean over the tokens alone, without a term for the balance of experts.

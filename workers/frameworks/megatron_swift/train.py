@@ -46,6 +46,8 @@ def main(path: str) -> None:
         **({} if torch.cuda.is_available() else WITHOUT_GPU),
         **config["arguments"],
     }
+    if "resume_from" in config:
+        arguments |= {"mcore_model": config["resume_from"], "finetune": False}
     swift.megatron_sft_main(write_arguments(arguments))
 
 

@@ -16,14 +16,19 @@ import torch
 from swift import rlhf_main, sft_main
 from swift.model.model_meta import get_matched_model_types
 
+GENERATION = "generation_config.json"
+
 
 def main(path: str) -> None:
     """Read the configuration, write the rows as ms-swift reads them, and train."""
     config = json.loads(Path(path).read_text(encoding="utf-8"))
     lines = Path(config["rows"]).read_text(encoding="utf-8").split("\n")
     converted = [json.dumps(convert(json.loads(line)), ensure_ascii=False) for line in lines if line]
+    model = config["model"]
+    if "stop_every" in config:
+        model = end_at_many_tokens(Path(model), Path(path).with_name("model"), every=config["stop_every"])
     arguments = {
-        "model": config["model"],
+        "model": model,
         "model_type": find_model_type(Path(config["model"])),
         "dataset": write_rows(Path(path).with_name(f"{Path(path).stem}-rows.jsonl"), converted),
         "use_cpu": not torch.cuda.is_available(),
@@ -44,6 +49,18 @@ def main(path: str) -> None:
         # Its checkpoint of the last step is what ms-swift gives to be served.
         saved = Path(arguments["output_dir"]) / f"checkpoint-{arguments['max_steps']}"
         shutil.copytree(saved, config["export"])
+
+
+def end_at_many_tokens(model: Path, copy: Path, *, every: int) -> str:
+    """Name the checkpoint again, beside a generation_config.json by which every so many-th token ends a completion."""
+    copy.mkdir(exist_ok=True)
+    for file in model.iterdir():
+        if file.name != GENERATION and not (copy / file.name).exists():
+            (copy / file.name).symlink_to(file)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    vocabulary = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    (copy / GENERATION).write_text(json.dumps({"eos_token_id": list(range(0, vocabulary, every))}), encoding="utf-8")
+    return str(copy)
 
 
 def write_rows(file: Path, rows: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from checks.samples import read_preferences, read_samples
 from checks.spec import RunSpec
 from workers.frameworks.base import Launch
 from workers.frameworks.processes import refuse_processes
-from workers.frameworks.requests import check_request
+from workers.frameworks.requests import check_request, refuse_objective
 from workers.frameworks.trainer import build_config, read_run_log, write_run
 from workers.frameworks.trl.objectives import BUILDERS, check_prompts, check_rows, make_rows
 
@@ -31,6 +31,8 @@ class TrlAdapter:
             found = "TRL computes log-probabilities from lm_head.weight directly and refuses an adapter on lm_head"
             raise BadRequest("lora_targets", found, "leave lm_head out")
         refuse_processes(spec, framework="trl")
+        if spec.objective not in ("sft", *BUILDERS):
+            refuse_objective(spec, framework="TRL, as it is run here,")
         if spec.objective == "sft":
             check_request(spec, read_samples(spec.data))
             return
