@@ -29,8 +29,12 @@ class Interrupted(Exception):
     """The person pressed ctrl-C and has been told what became of the validation."""
 
 
-def validate_remotely(request: ValidationRequest) -> tuple[ValidationResult, dict[str, Any]]:
+def validate_remotely(
+    request: ValidationRequest, *, keeps_refusal: bool = False
+) -> tuple[ValidationResult, dict[str, Any]]:
     """Validate on the server that the environment names; the result, and its document as the server gave it.
+
+    `keeps_refusal`: where it cannot be run there, the server's overview says so.
 
     Raises:
         BadRequest: no server or token is set, one of them is wrong, or the request cannot be run there.
@@ -39,7 +43,7 @@ def validate_remotely(request: ValidationRequest) -> tuple[ValidationResult, dic
     """
     with Client(*_read_environment(), say=say) as client:
         client.greet()
-        begun = _submit(client, request)
+        begun = _submit(client, request, keeps_refusal=keeps_refusal)
         say(f"{begun.number} at {client.address}/validations/{begun.number}/")
         return follow_to_end(client, begun)
 
@@ -117,9 +121,11 @@ def name_data(text: str) -> str:
     return text if _is_sample(text) else str(Path(text).absolute())
 
 
-def _submit(client: Client, request: ValidationRequest) -> Progress:
+def _submit(client: Client, request: ValidationRequest, *, keeps_refusal: bool) -> Progress:
+    asked = _describe(request)
     try:
-        return client.submit(_describe(request))
+        # A server of an earlier version knows no such field.
+        return client.submit(asked | {"keep_refusal": True} if keeps_refusal else asked)
     except Refused as refused:
         raise as_bad_request(refused) from None
     except KeyboardInterrupt:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -54,8 +56,15 @@ def estimate_trace_bytes(checkpoint: Path, *, tokens: int) -> int:
     """
     config = json.loads((checkpoint / "config.json").read_text())
     config = config.get("text_config", config)
-    hidden, wide = int(config["hidden_size"]), int(config.get("intermediate_size", config["hidden_size"]))
-    return tokens * int(config["num_hidden_layers"]) * (14 * hidden + 5 * wide) * TRACED_TENSORS * FLOAT32_BYTES
+    hidden = _read_size(config, "hidden_size", "n_embd", "d_model")
+    wide = _read_size(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    layers = _read_size(config, "num_hidden_layers", "n_layer")
+    return tokens * layers * (14 * hidden + 5 * wide) * TRACED_TENSORS * FLOAT32_BYTES
+
+
+def _read_size(config: Mapping[str, Any], *names: str, default: int = 1) -> int:
+    """A size under one of the names that families give it: GPT-2's `n_embd` is the `hidden_size` of later ones."""
+    return next((int(config[name]) for name in names if config.get(name)), default)
 
 
 def check_memory(checkpoint: Path, *, objective: Objective = "sft") -> None:

@@ -40,6 +40,7 @@ class SubmissionIn(Schema):
     memory_limit_gb: float | None = Field(None, description="of each framework run's processes together; 10⁹ bytes")
     capture: int | None = Field(None, description="an uploaded capture to judge instead of a run of the framework")
     idempotency_key: str | None = Field(None, description="instead of the header of that name")
+    keep_refusal: bool = Field(False, description="where the framework cannot do it, the overview says so")
 
 
 class CancelIn(Schema):

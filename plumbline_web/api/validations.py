@@ -52,7 +52,12 @@ def create_validation(request: HttpRequest) -> Status[dict[str, Any]]:
     """201: queued; 200: the key was used before for the same body; 409: for another one, or the wish cannot be met."""
     values = read_object(request)
     key = read_key(request, values)
-    validation, created = domain.submit(read_submission(values), owner=caller(request), idempotency_key=key)
+    keeps = values.pop("keep_refusal", False)
+    if not isinstance(keeps, bool):
+        raise invalid({"keep_refusal": "is neither true nor false; give one of them, or leave it out"})
+    validation, created = domain.submit(
+        read_submission(values), owner=caller(request), idempotency_key=key, keeps_refusal=keeps
+    )
     return Status(201 if created else 200, describe_validation(find_validation(validation.number, request)))
 
 

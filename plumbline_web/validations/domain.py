@@ -29,8 +29,9 @@ from plumbline_web.validations.planning import (
     resolve,
 )
 from plumbline_web.validations.pushed import attach_pushed
+from plumbline_web.validations.refusals import forget_refusal, keep_refusal
 from plumbline_web.validations.states import change_of_state, move, move_run
-from plumbline_web.validations.submission import Submission
+from plumbline_web.validations.submission import InvalidSubmission, Submission
 from workers.planner import PlannedRun
 from workers.report.as_json import to_plain
 
@@ -55,8 +56,11 @@ def submit(
     cloned_from: Validation | None = None,
     profile: Profile | None = None,
     schedule: Schedule | None = None,
+    keeps_refusal: bool = False,
 ) -> tuple[Validation, bool]:
     """Check, plan and queue; the second value is False where the key was used before for the same submission.
+
+    `keeps_refusal`: where it cannot be run here, the overview says so.
 
     Raises:
         InvalidSubmission: naming every wrong field; nothing is queued.
@@ -67,7 +71,14 @@ def submit(
     earlier = _find_by_key(owner, idempotency_key)
     if earlier is not None:
         return _same(earlier, submission), False
-    resolved = resolve(submission)
+    try:
+        resolved = resolve(submission)
+    except InvalidSubmission as refused:
+        if keeps_refusal:
+            keep_refusal(submission, refused)
+        raise
+    if keeps_refusal:
+        forget_refusal(submission)
     try:
         with change_of_state():
             validation = _create(

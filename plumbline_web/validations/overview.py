@@ -12,7 +12,7 @@ from django.utils import timezone
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.models import Framework, Profile, TrainedModel
 from plumbline_web.validations.enums import OPEN, FindingState, Pattern, Status
-from plumbline_web.validations.models import Cell, Finding, Validation
+from plumbline_web.validations.models import Cell, Finding, Refusal, Validation
 from plumbline_web.validations.names import NO_PROFILE
 
 STALE_AFTER = timedelta(days=14)
@@ -52,11 +52,19 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Unsupported:
+    """A pair that was never validated, because the framework cannot do what was asked; `sentence` says why."""
+
+    sentence: str
+    at: datetime
+
+
+@dataclass(frozen=True)
 class Line:
-    """A row of the matrix; None where a pair was never validated."""
+    """A row of the matrix; None where a pair was never asked for."""
 
     framework: Framework
-    slots: tuple[Slot | None, ...]
+    slots: tuple[Slot | Unsupported | None, ...]
 
 
 @dataclass(frozen=True)
@@ -105,12 +113,16 @@ def read_matrix(profile: str) -> Matrix:
         frameworks.setdefault(cell.framework_id, cell.framework)
         slots.setdefault((cell.framework_id, cell.model.name), []).append(cell)
     columns = tuple(sorted(list(models.values())[:MOST_MODELS], key=lambda model: model.name))
+    refusals = _read_refusals() if profile in ("", NO_PROFILE) else {}
+    frameworks |= {framework.pk: framework for framework, model in refusals if model in models}
+    unsupported = {(framework.pk, model): each for (framework, model), each in refusals.items()}
     now = timezone.now()
     lines = tuple(
         Line(
             framework,
             tuple(
-                _read_slot(slots.get((framework.pk, model.name), ()), newest=newest[framework.pk], now=now)
+                _read_slot(slots.get((framework.pk, model.name), ()), newest=newest.get(framework.pk), now=now)
+                or unsupported.get((framework.pk, model.name))
                 for model in columns
             ),
         )
@@ -135,7 +147,13 @@ def _find_cells(profile: str) -> Iterable[Cell]:
     return cells.order_by("-latest_id")[:MOST_CELLS]
 
 
-def _read_slot(cells: Sequence[Cell], *, newest: int, now: datetime) -> Slot | None:
+def _read_refusals() -> Mapping[tuple[Framework, str], Unsupported]:
+    """(framework, model) → why it was last refused."""
+    newest = Refusal.objects.select_related("framework").order_by("at")[:MOST_CELLS]
+    return {(each.framework, each.model): Unsupported(each.sentence, each.at) for each in newest}
+
+
+def _read_slot(cells: Sequence[Cell], *, newest: int | None, now: datetime) -> Slot | None:
     """`cells` of one framework and model, the one validated last first."""
     if not cells:
         return None
@@ -153,7 +171,7 @@ def _read_slot(cells: Sequence[Cell], *, newest: int, now: datetime) -> Slot | N
     )
 
 
-def _say_stale(cell: Cell, shown: Validation, *, newest: int, now: datetime) -> str:
+def _say_stale(cell: Cell, shown: Validation, *, newest: int | None, now: datetime) -> str:
     if cell.latest_id != shown.pk:
         word = cell.latest.verdict or cell.latest.state
         return f"{cell.latest.number} came later and is {word}"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from html import escape
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from plumbline_web.accounts.enums import Role
 from plumbline_web.jobs.enums import JobState
 from plumbline_web.validations.enums import FindingState, State
-from plumbline_web.validations.models import Finding
-from plumbline_web.validations.overview import read_matrix, read_patterns
+from plumbline_web.validations.models import Finding, Refusal
+from plumbline_web.validations.overview import Slot, read_matrix, read_patterns
 from tests.web import factories
 from tests.web.pages import MOST_QUERIES, sign_in, text_of
 
@@ -47,8 +50,36 @@ def test_a_later_inconclusive_validation_leaves_the_verdict_and_marks_it_stale()
     later = factories.make_validation(verdicts=factories.verdicts_with(step_loss="inconclusive"))
     factories.make_cell(passed, latest=later)
     slot = read_matrix("").lines[0].slots[0]
-    assert slot is not None
+    assert isinstance(slot, Slot)
     assert (slot.word, slot.stale) == ("pass", f"V-{later.pk} came later and is inconclusive")
+
+
+def test_what_a_framework_cannot_do_is_skipped_with_the_reason_until_it_is_accepted() -> None:
+    factories.make_cell(factories.make_validation())
+    client = sign_in()
+
+    def ask(**settings: object) -> Any:
+        body = {"framework": "trl", "model": "tiny:qwen3", "data": "gsm8k_sample", "checks": ["step.loss"]}
+        return client.post(
+            "/api/v1/validations", body | {"settings": settings, "keep_refusal": True}, content_type="application/json"
+        )
+
+    assert ask(tp_size=2).status_code == 400
+    assert ask(tp_size=2).status_code == 400  # kept once
+    refusal = Refusal.objects.get()
+    assert (refusal.framework.name, refusal.model, refusal.settings) == ("trl", "tiny:qwen3", {"tp_size": 2})
+    page = client.get("/").content.decode()
+    assert f'title="{escape(refusal.sentence)}"' in page
+    assert "tp_size" in refusal.sentence
+    with CaptureQueriesContext(connection) as queries:
+        client.get("/")
+    assert len(queries) <= MOST_QUERIES
+    assert "tp_size" not in client.get("/?profile=nightly@1").content.decode()
+    assert ask(keep=1).status_code == 400  # no setting: nothing that a framework could do
+    assert Refusal.objects.count() == 1
+    Refusal.objects.update(settings={})
+    assert ask().status_code == 201
+    assert not Refusal.objects.exists()
 
 
 def test_an_old_verdict_and_one_of_an_older_version_are_stale() -> None:
@@ -73,7 +104,7 @@ def test_an_old_verdict_and_one_of_an_older_version_are_stale() -> None:
         (line.framework.name, columns[place]): slot.stale
         for line in matrix.lines
         for place, slot in enumerate(line.slots)
-        if slot is not None
+        if isinstance(slot, Slot)
     }
     assert words == {
         ("transformers", "tiny:qwen3"): "older than 14 days",

@@ -117,7 +117,7 @@ def _validate(request: ValidationRequest, environment: str | None, *, server: bo
     if server:
         from workers.remote import validate_remotely
 
-        return validate_remotely(request)[1]
+        return validate_remotely(request, keeps_refusal=True)[1]
     from workers.commands import validate_here
     from workers.environments.store import Store
     from workers.environments.using import running_in

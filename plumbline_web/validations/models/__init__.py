@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plumbline_web.validations.models.refusals import Refusal
 from plumbline_web.validations.models.runs import (
     Capture,
     CaptureFile,
@@ -21,6 +22,7 @@ __all__ = [
     "Finding",
     "FrameworkRun",
     "Reference",
+    "Refusal",
     "RunReference",
     "Validation",
     "ValidationRun",
