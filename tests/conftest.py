@@ -40,11 +40,6 @@ def pytest_xdist_setupnodes() -> None:
     del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: tests of services wait for a third of their time."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests of services: a few files take minutes, and one that comes last leaves a worker idle."""
     items.sort(key=lambda item: item.path.parent.name not in ("web", "workers"))

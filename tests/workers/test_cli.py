@@ -154,7 +154,7 @@ def test_every_setting_and_option_is_documented_with_its_default() -> None:
     defaults = {field.name: field.default for field in fields(RunSpec)}
     for name, shown in rows.items():
         default = defaults[name]
-        expected = ",".join(default) if isinstance(default, tuple) else str(default)
+        expected = ",".join(default) or "none" if isinstance(default, tuple) else str(default)
         assert shown == (expected.lower() if isinstance(default, bool | None) else expected), name
     parser = cli.build_parser().parse_args(VALIDATE)
     for option in vars(parser).keys() - {"run", "settings"}:

@@ -52,7 +52,7 @@ def by_name(result: ValidationResult) -> Mapping[str, Verdict]:
 PASSING = {
     *("run.completes", "environment.known_problems", "environment.settings", "data.preference", "data.coverage"),
     *("step.precision", "step.settings", "step.rl_loss", "step.gradients", "step.update", "step.schedule"),
-    *("step.frozen", "step.accumulation", "model.definition"),
+    *("step.frozen", "step.accumulation", "step.grad_norm", "model.definition"),
 }
 
 
