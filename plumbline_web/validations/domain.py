@@ -29,9 +29,9 @@ from plumbline_web.validations.planning import (
     resolve,
 )
 from plumbline_web.validations.pushed import attach_pushed
-from plumbline_web.validations.refusals import forget_refusal, keep_refusal
+from plumbline_web.validations.refusals import resolve_or_keep
 from plumbline_web.validations.states import change_of_state, move, move_run
-from plumbline_web.validations.submission import InvalidSubmission, Submission
+from plumbline_web.validations.submission import Submission
 from workers.planner import PlannedRun
 from workers.report.as_json import to_plain
 
@@ -71,14 +71,7 @@ def submit(
     earlier = _find_by_key(owner, idempotency_key)
     if earlier is not None:
         return _same(earlier, submission), False
-    try:
-        resolved = resolve(submission)
-    except InvalidSubmission as refused:
-        if keeps_refusal:
-            keep_refusal(submission, refused)
-        raise
-    if keeps_refusal:
-        forget_refusal(submission)
+    resolved = resolve_or_keep(submission) if keeps_refusal else resolve(submission)
     try:
         with change_of_state():
             validation = _create(
