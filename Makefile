@@ -73,7 +73,7 @@ test-gpu:
 # The frameworks of environments of their own, live: each test's reason says which variable names its environment.
 test-frameworks: setup
 	@date -u +"%Y-%m-%d %H:%M UTC"
-	$(BIN)/pytest -n 0 -v -rs tests/frameworks/test_*_live.py
+	$(BIN)/pytest -n 0 -vv -rs --durations=0 tests/frameworks/test_*_live.py
 
 lint: setup
 	$(BIN)/ruff check .

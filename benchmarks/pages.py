@@ -1,7 +1,9 @@
-"""Server time and queries of the pages over many validations: `python -m benchmarks.pages [--validations 100000]`.
+"""Server time and queries of the pages over years of rows: `python -m benchmarks.pages [--scale 50] [--only /p]`.
 
-Starts a PostgreSQL of its own with default durability, seeds it, and asks each page through Django's test client: what
-is measured is the server's work, without network and browser. A page's first request warms caches and is not counted.
+Starts a PostgreSQL of its own with default durability, seeds it (50: 50,000 problems, 100,000 validations and three
+million verdicts), and asks each page through Django's test client: what is measured is the server's work, without
+network and browser. A page's first request warms caches and is not counted. `--data DIR` keeps the database there, and
+uses it again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plumbline_web.up.accounts import find_database_account
@@ -31,19 +34,62 @@ PAGES = (
     "/validations/V-{last}/step/",
     "/compare/?v={last}&v={other}",
     "/api/v1/validations",
+    "/problems/",
+    "/problems/?framework=trl",
+    "/problems/?pattern=loss-mask",
+    "/problems/?silent=yes",
+    "/problems/?status=open",
+    "/problems/?provenance=first-raised",
+    "/problems/?stage=optimizer",
+    "/problems/?component=resume",
+    "/problems/?model=Qwen3",
+    "/problems/?caught_by=resume",
+    "/problems/?affects=transformers",
+    "/problems/?affects=transformers==4.45.2",
+    "/problems/?recurs=yes",
+    "/problems/?recurs=no",
+    "/problems/?framework=trl&pattern=loss-mask&silent=yes",
+    "/problems/?sort=oldest",
+    "/problems/?page=200",
+    "/problems/?text=gradient",
+    "/problems/?text={rare}",
+    "/problems/?text=gradient+accumulation&framework=trl",
+    f"/problems/?text={'a' * 10_000}",
+    "/problems/matrix/",
+    "/problems/matrix/?framework=trl&text=gradient",
+    "/problems/recurrences/",
+    "/problems/recurrences/?page=20",
+    "/problems/P-{problem}/",
+    "/api/v1/problems",
+    "/api/v1/problems?text=gradient&limit=500",
+    "/triage/",
+    "/triage/?standing=all",
+    "/triage/?silent=yes&check=step.loss",
+    "/triage/F-{finding}/",
+    "/notifications/",
 )
+
+RARE = 5_000
+"""Which word of the made-up vocabulary is looked for as a rare one: a handful of 50,000 problems have it."""
+
+REFUSED = 400
+"""The answer to a filter that is wrong; every other page answers with 200."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--validations", type=int, default=100_000)
+    parser.add_argument("--scale", type=int, default=50, help="thousands of problems, and 2,000 validations for each")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", metavar="START", help="pages whose address begins so")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="keep the database there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="plumbline-pages-") as folder:
-        base = Path(folder)
+        base = options.data or Path(folder)
+        base.mkdir(parents=True, exist_ok=True)
         supervisor = _start_postgres(base)
         try:
-            _measure(options.validations, rounds=options.rounds)
+            pages = [page for page in PAGES if page.startswith(options.only)]
+            _measure(pages, scale=options.scale, rounds=options.rounds)
         finally:
             supervisor.stop_but()
 
@@ -60,7 +106,7 @@ def _start_postgres(base: Path) -> Supervisor:
     return supervisor
 
 
-def _measure(validations: int, *, rounds: int) -> None:
+def _measure(pages: Sequence[str], *, scale: int, rounds: int) -> None:
     import django
 
     django.setup()
@@ -72,28 +118,59 @@ def _measure(validations: int, *, rounds: int) -> None:
 
     from plumbline_web.accounts.models import User
     from plumbline_web.validations.models import Validation
-    from plumbline_web.validations.seed import seed
 
     settings.ALLOWED_HOSTS = ["testserver"]
     call_command("migrate", verbosity=0)
-    begin = time.perf_counter()
-    made = seed(validations)
-    print(f"seed: {time.perf_counter() - begin:.1f} s for {made.validations:,} validations, {made.results:,} verdicts")
+    if not Validation.objects.exists():
+        _seed(scale)
     client = Client()
     client.force_login(User.objects.all()[0])
-    done = Validation.objects.filter(state="done").order_by("-pk").values_list("pk", flat=True)[:2]
-    for page in PAGES:
-        address = page.format(last=done[0], other=done[1])
+    names = _choose_names()
+    for page in pages:
+        address = page.format(**names)
+        client.get(address)
         with CaptureQueriesContext(connection) as queries:
             response = client.get(address)
         asked = len(queries)  # before the next request empties the log
-        assert response.status_code == 200, (address, response.status_code)
+        wanted = REFUSED if "a" * 1_000 in address else 200
+        assert response.status_code == wanted, (address[:200], response.status_code)
         times = sorted(_time(client, address) for _ in range(rounds))
+        shown = address if len(address) < 60 else f"{address[:56]} …"
         print(
-            f"{address:<55} median {statistics.median(times) * 1e3:6.0f} ms, "
-            f"min {times[0] * 1e3:6.0f}, max {times[-1] * 1e3:6.0f}, {asked} queries"
+            f"{shown:<60} median {statistics.median(times) * 1e3:6.0f} ms, "
+            f"min {times[0] * 1e3:6.0f}, max {times[-1] * 1e3:6.0f}, {asked} queries",
+            flush=True,
         )
     connection.close()
+
+
+def _seed(scale: int) -> None:
+    from plumbline_web.problems.catalogue import load_catalogue
+    from plumbline_web.seeding.scale import seed_scale
+
+    begin = time.perf_counter()
+    load_catalogue()
+    made = seed_scale(scale)
+    print(
+        f"seed: {time.perf_counter() - begin:.1f} s for {made.problems.problems:,} problems, "
+        f"{made.validations.validations:,} validations, {made.validations.results:,} verdicts, "
+        f"{made.occurrences:,} occurrences",
+        flush=True,
+    )
+
+
+def _choose_names() -> Mapping[str, object]:
+    """What the addresses are filled with: rows that have something to show."""
+    from plumbline_web.problems.models import Problem
+    from plumbline_web.problems.seed import make_word
+    from plumbline_web.validations.models import Finding, Validation
+
+    last, other = Validation.objects.filter(state="done").order_by("-pk").values_list("pk", flat=True)[:2]
+    problem = Problem.objects.filter(recurrences__isnull=False, occurrences__isnull=False).order_by("-pk").first()
+    finding = Finding.objects.filter(state="open").order_by("-pk").first()
+    assert problem is not None
+    assert finding is not None
+    return {"last": last, "other": other, "problem": problem.pk, "finding": finding.pk, "rare": make_word(RARE)}
 
 
 def _time(client: object, address: str) -> float:

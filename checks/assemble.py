@@ -26,6 +26,7 @@ from checks.references.definition import compare_definition
 from checks.references.float32_names import read_float32_names
 from checks.references.model import (
     PARAMETER_DTYPES,
+    SCORE,
     ModelSource,
     State,
     choose_source,
@@ -79,7 +80,7 @@ def assemble(
         expected_scalars=expected_scalars(spec.model),
         expected_adapters=adapters,
         asked_config=read_config(spec.model),
-        weight_decay_names=_decaying(model) | frozenset(adapters),
+        weight_decay_names=_decaying(model) | frozenset(adapters) | ({SCORE} if spec.objective == "reward" else set()),
         router_biases=read_router_biases(spec.model, model),
         float32_names=read_float32_names(spec.model, PARAMETER_DTYPES[spec.precision]),
         total_steps=spec.steps,
@@ -99,7 +100,7 @@ def assemble(
     material = replace(material, batches=batches, no_reference=unreadable)
     if references:
         material = _add_references(material, capture, refer)
-    if references and spec.objective not in ("sft", "orpo"):
+    if references and spec.objective not in ("sft", "orpo", "reward"):
         material = add_answers(material, capture)
     if Role.PROBED in outcomes:
         material = _add_probes(material)
@@ -153,6 +154,8 @@ def _add_references(material: Material, capture: Capture, refer: Refer) -> Mater
         notes = [f"no plain reference: {source.why}"] if source.why else []
         if material.spec.lora:
             notes.append("adapter weights come from the capture: no checkpoint holds them")
+        if material.spec.objective == "reward":
+            notes.append("the head's weights come from the capture: no checkpoint holds them")
         if step > 1:
             notes.append("this step starts from captured weights")
         if material.spec.objective in ("dpo", "kto"):

@@ -52,3 +52,18 @@ def _describe(check: Check) -> Iterator[str]:
     if beside:
         yield ""
         yield f"**Runs.** The asked run, and {', and '.join(beside)}."
+
+
+def read_paragraph(description: str, head: str) -> str:
+    """The sentence after `Catches:` or `Cost:` in a check's description, on one line; empty where there is none.
+
+    >>> read_paragraph("A claim.\\n\\nCatches: this,\\nand that.\\nCost: nothing.", "Catches")
+    'this, and that.'
+    >>> read_paragraph("Reference: told\\napart: both.\\nCatches: this.", "Reference")
+    'told apart: both.'
+    """
+    following = "|".join(PARAGRAPHS)
+    found = re.search(
+        rf"^{re.escape(head)}: (.+?)(?=\n(?:{following}): |\n\n|\Z)", description, re.MULTILINE | re.DOTALL
+    )
+    return " ".join(found[1].split()) if found else ""

@@ -27,6 +27,8 @@ ROWS = frozenset({"data.template", "data.mask", "data.packing"})
 
 COURSE = "a preference's loss and gradient norm may die once its answers are told apart, as no language model's do"
 
+NO_TOKENS = "a reward model gives no probability to tokens, which probes ask for"
+
 WHY_NOT = {"convergence.health": COURSE, **dict.fromkeys(ROWS, "data.preference judges the rows of preferences")}
 
 COMPLETIONS: Mapping[str, str] = {
@@ -47,6 +49,15 @@ WHY_NOT_OF: Mapping[str, Mapping[str, str]] = {
         "step.accumulation": "KTO's reference point is one of the micro-batch: another split is another objective",
         "data.template": "",
         "data.mask": "",
+    },
+    "reward": {
+        "data.preference": "a score is of a whole row: data.template judges rows, step.rl_loss what is made of pairs",
+        "data.template": "",
+        "serving.logprobs": NO_TOKENS,
+        "serving.cache": NO_TOKENS,
+        **dict.fromkeys(
+            ("step.lengths", "step.padding", "step.causality", "step.determinism", "step.dropout"), NO_TOKENS
+        ),
     },
     **dict.fromkeys(POLICY_OBJECTIVES, COMPLETIONS),
 }

@@ -11,10 +11,10 @@ Attention = Literal["eager", "sdpa"]
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["constant", "linear", "cosine"]
 Sharding = Literal["none", "ddp", "fsdp2"]
-Objective = Literal["sft", "dpo", "orpo", "kto", "grpo", "ppo", "reinforce_plus_plus"]
+Objective = Literal["sft", "dpo", "orpo", "kto", "reward", "grpo", "ppo", "reinforce_plus_plus"]
 GrpoLoss = Literal["grpo", "dr_grpo", "dapo", "bnpo", "gspo"]
 
-PREFERENCE_OBJECTIVES: tuple[Objective, ...] = ("dpo", "orpo", "kto")
+PREFERENCE_OBJECTIVES: tuple[Objective, ...] = ("dpo", "orpo", "kto", "reward")
 """Those whose data are preferences: pairs of an answer and a worse one, which kto takes apart."""
 
 POLICY_OBJECTIVES: tuple[Objective, ...] = ("grpo", "ppo", "reinforce_plus_plus")
@@ -37,12 +37,14 @@ class RunSpec:
     data: Path
     objective: Objective = "sft"
     """sft: the next token; dpo: preferred answers over rejected ones (arXiv:2305.18290, equation 7); orpo: the same
-    without a reference model (arXiv:2403.07691); kto: answers that are desirable or not (arXiv:2402.01306); grpo: the
+    without a reference model (arXiv:2403.07691); kto: answers that are desirable or not (arXiv:2402.01306); reward: a
+    score of each answer, from a head of its own (arXiv:2203.02155, equation 1); grpo: the
     model's own answers, by their rewards (arXiv:2402.03300); ppo: the same against a value function
     (arXiv:1707.06347); reinforce_plus_plus: against the mean of the batch (arXiv:2501.03262)"""
     beta: float = 0.1
     """of dpo, kto and grpo: how strongly the policy is held to the checkpoint's own log-probabilities, of ppo and
-    reinforce_plus_plus within the rewards; of orpo: the weight of the odds ratio"""
+    reinforce_plus_plus within the rewards; of orpo: the weight of the odds ratio; of reward: that of the term that
+    centres the scores"""
     grpo_loss: GrpoLoss = "grpo"
     """of grpo: the variant, as checks.references.objectives.group_relative states it"""
     num_generations: int = 2
@@ -96,6 +98,10 @@ class RunSpec:
     seed: int = 0
     options: tuple[str, ...] = ()
     """settings that only this framework has, each as name=value; its adapter says which there are"""
+    command: tuple[str, ...] = ()
+    """of framework command: the argument list that is run; {model}, {data} and {output} stand for paths"""
+    unstated: tuple[str, ...] = ()
+    """settings that nobody stated of a command: their values here are no claim about it"""
     synced: Path | None = None
     """directory of the weights that a rollout engine holds, to be held against the trainer's"""
     resume_after: int | None = None

@@ -1,7 +1,8 @@
-"""Database and broker addresses, from the form in which they are written to the one that Django and Celery read."""
+"""Addresses of database, broker and mail server, from the form in which they are written to what is read of them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -45,3 +46,32 @@ def redis_url(broker: str) -> str:
     if not broker.startswith("redis+socket://"):
         return broker
     return broker.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=", 1)
+
+
+@dataclass(frozen=True)
+class MailServer:
+    """Where e-mail is handed in; without a host none is sent. `tls`: "start", "always", or empty for none."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    tls: str
+
+
+def read_mail_url(url: str) -> MailServer:
+    """Read `smtp://user:password@host:587?tls=start`; `tls=always` speaks TLS from the first byte.
+
+    Raises:
+        ImproperlyConfigured: another scheme, no host, or another word for `tls`.
+    """
+    if not url:
+        return MailServer("", 25, "", "", "")
+    parts = urlsplit(url)
+    tls = {key: values[-1] for key, values in parse_qs(parts.query).items()}.get("tls", "")
+    if parts.scheme != "smtp" or not parts.hostname or tls not in ("", "start", "always"):
+        raise ImproperlyConfigured(
+            "PLUMBLINE_MAIL: is no mail server; write smtp://user:password@host:587?tls=start, or tls=always"
+        )
+    port = parts.port or {"": 25, "start": 587, "always": 465}[tls]
+    return MailServer(parts.hostname, port, unquote(parts.username or ""), unquote(parts.password or ""), tls)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from plumbline_web.demo.command import add_demo
 from plumbline_web.problems.command import add_catalogue
+from plumbline_web.seeding.command import add_seed
 from plumbline_web.up.command import add_up
 from plumbline_web.up.first_link import add_first_link
 from plumbline_web.up.health import add_health
@@ -21,7 +22,7 @@ from workers import cli
 
 MANAGE = "manage"
 
-COMMANDS = (add_up, add_demo, add_work, add_health, add_first_link, add_prepare, add_catalogue)
+COMMANDS = (add_up, add_demo, add_work, add_health, add_first_link, add_prepare, add_catalogue, add_seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,10 @@
 | `PLUMBLINE_HOSTS` | host names that the site answers to, comma separated |
 | `PLUMBLINE_ORIGIN` | address of the site as a browser sees it, such as `https://plumbline.example.org` |
 | `PLUMBLINE_ROOTS` | directories under which checkpoints and data sets may lie, separated by colons |
+| `PLUMBLINE_MAIL` | `smtp://user:password@host:587?tls=start` sends notifications by e-mail; unset: none is sent |
+| `PLUMBLINE_MAIL_FROM` | address that they come from |
+| `PLUMBLINE_WEBHOOK_PRIVATE` | `1` lets webhooks reach private addresses, such as those of the own network |
+| `PLUMBLINE_GITHUB_TOKEN` | with which the state of sent reports is read from GitHub; without it nothing is asked |
 | `PLUMBLINE_DEBUG` | `1` for tracebacks in the browser; never in production |
 """
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plumbline_web.addresses import broker_url, read_database_url
+from plumbline_web.addresses import broker_url, read_database_url, read_mail_url
 from plumbline_web.curves import plotly
 from workers.queues import CONTROL, QUEUES, SWEEP_EVERY_S, VISIBILITY_TIMEOUT_S
 
@@ -42,9 +46,14 @@ INSTALLED_APPS = [
     "plumbline_web.artefacts",
     "plumbline_web.catalog",
     "plumbline_web.curves",
+    "plumbline_web.environments",
     "plumbline_web.jobs",
+    "plumbline_web.notifications",
     "plumbline_web.problems",
+    "plumbline_web.reports",
+    "plumbline_web.saved",
     "plumbline_web.timeline",
+    "plumbline_web.triage",
     "plumbline_web.validations",
 ]
 
@@ -112,6 +121,8 @@ WHITENOISE_AUTOREFRESH = DEBUG
 WHITENOISE_MAX_AGE = 0 if DEBUG else 3600
 
 DATA = Path(os.environ.get("PLUMBLINE_DATA", BASE / "data"))
+GITHUB_TOKEN = os.environ.get("PLUMBLINE_GITHUB_TOKEN", "")
+GITHUB_API = os.environ.get("PLUMBLINE_GITHUB_API", "https://api.github.com")
 ROOTS = [Path(root) for root in os.environ.get("PLUMBLINE_ROOTS", "").split(":") if root]
 
 SECURE_CONTENT_TYPE_NOSNIFF = True
@@ -136,6 +147,14 @@ CELERY_TASK_DEFAULT_QUEUE = QUEUES[0]
 CELERY_TIMEZONE = TIME_ZONE
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 
+_MAIL = read_mail_url(os.environ.get("PLUMBLINE_MAIL", ""))
+EMAIL_HOST, EMAIL_PORT, EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _MAIL.host, _MAIL.port, _MAIL.user, _MAIL.password
+EMAIL_USE_TLS, EMAIL_USE_SSL = _MAIL.tls == "start", _MAIL.tls == "always"
+EMAIL_TIMEOUT = 10
+EMAIL_BACKEND = f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'dummy'}.EmailBackend"
+DEFAULT_FROM_EMAIL = os.environ.get("PLUMBLINE_MAIL_FROM", "plumbline@localhost")
+WEBHOOK_PRIVATE = os.environ.get("PLUMBLINE_WEBHOOK_PRIVATE") == "1"
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -145,8 +164,17 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": os.environ.get("PLUMBLINE_LOG", "INFO")},
 }
 
-CELERY_TASK_ROUTES = {"plumbline.sweep_jobs": {"queue": CONTROL}, "plumbline.schedules": {"queue": CONTROL}}
+CELERY_TASK_ROUTES = {
+    name: {"queue": CONTROL}
+    for name in (
+        *("plumbline.sweep_jobs", "plumbline.schedules", "plumbline.reports"),
+        *("plumbline.deliver", "plumbline.deliveries", "plumbline.forget_notifications"),
+    )
+}
 CELERY_BEAT_SCHEDULE = {
     "sweep": {"task": "plumbline.sweep_jobs", "schedule": SWEEP_EVERY_S, "options": {"expires": SWEEP_EVERY_S}},
+    "deliveries": {"task": "plumbline.deliveries", "schedule": 30.0, "options": {"expires": 30.0}},
+    "forget": {"task": "plumbline.forget_notifications", "schedule": 86_400.0, "options": {"expires": 3_600.0}},
     "schedules": {"task": "plumbline.schedules", "schedule": 300.0, "options": {"expires": 300.0}},
+    "reports": {"task": "plumbline.reports", "schedule": 3600.0, "options": {"expires": 3600.0}},
 }

@@ -13,7 +13,12 @@ urlpatterns = [
     path("", include("plumbline_web.validations.stepdiff.urls")),
     path("", include("plumbline_web.curves.urls")),
     path("", include("plumbline_web.catalog.urls")),
+    path("", include("plumbline_web.environments.urls")),
+    path("", include("plumbline_web.notifications.urls")),
     path("", include("plumbline_web.problems.urls")),
+    path("", include("plumbline_web.reports.urls")),
+    path("", include("plumbline_web.triage.urls")),
+    path("", include("plumbline_web.saved.urls")),
     path("api/v1/", include("plumbline_web.api.urls")),
 ]
 

@@ -19,6 +19,7 @@ from checks.errors import BadRequest, CaptureError
 from workers import commands
 from workers.client import ServerError
 from workers.environments.command import add_env
+from workers.explain import add_explain
 from workers.launchers.queue import SlurmError
 from workers.matrix.command import add_matrix
 from workers.push.command import add_push
@@ -100,6 +101,7 @@ def build_parser(more: Sequence[Callable[[Subcommands], None]] = ()) -> argparse
     _add_compare(subparsers.add_parser("compare", help="compare two captures tensor by tensor"))
     _add_audit(subparsers.add_parser("audit", help="compare installed or pinned releases with known problems"))
     _add_shrink(subparsers.add_parser("shrink", help="make a small model of a config, keeping what can go wrong"))
+    add_explain(subparsers)
     add_env(subparsers)
     add_matrix(subparsers)
     add_push(subparsers)
@@ -122,7 +124,7 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
         help="names or levels, comma separated, or all; see `plumbline checks`",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
-    add("--objective", metavar="O", help="what is trained: sft, dpo, orpo, kto, grpo; the same as --set objective=O")
+    add("--objective", metavar="O", help="what is trained (default: sft); the same as --set objective=O")
     add("--local", action="store_true", help="run on this machine, without a server")
     add(
         "--env",
@@ -147,6 +149,12 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     add("--full", action="store_true", help="record whole tensors instead of sketches")
     add("--time-limit", type=_parse_positive, default=DEFAULT_TIME_LIMIT_S, metavar="S", help="of each framework run")
     add("--memory-limit", type=_parse_positive, metavar="GB", help="of each framework run's processes together")
+    add(
+        "command",
+        nargs="*",
+        metavar="-- COMMAND",
+        help="of framework command, with --local: what is run; {model}, {data} and {output} stand for paths",
+    )
     parser.set_defaults(run=_validate)
 
 
@@ -167,8 +175,15 @@ def _validate(options: argparse.Namespace) -> int:
         time_limit_s=options.time_limit,
         memory_limit_bytes=None if limit is None else int(limit * BYTES_IN_GB),
         environments=options.env,
+        command=_read_command(options),
         launcher=_read_launcher(options),
     )
+
+
+def _read_command(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.command and not (options.local or options.launcher is not None):
+        raise BadRequest("command", "a server does not see this machine's files", "add --local, or --set command=…")
+    return tuple(options.command)
 
 
 def _read_launcher(options: argparse.Namespace) -> Launcher | None:

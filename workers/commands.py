@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,13 @@ def run_validation(
     time_limit_s: float,
     memory_limit_bytes: int | None,
     environments: Sequence[str] = (),
+    command: tuple[str, ...] = (),
     launcher: Launcher | None = None,
 ) -> int:
     """Check the request, validate here or on the server, print the table, write the files; the verdicts' exit code.
 
-    `environments`: names of those that the frameworks run in, one after another; this Python for none. `launcher`:
+    `environments`: names of those that the frameworks run in, one after another; this Python for none. `command`: the
+    argument list of framework command. `launcher`:
     starts the runs, where that is not this machine.
     """
     for field, file in (("json", json_file), ("junit", junit_file)):
@@ -70,7 +72,7 @@ def run_validation(
         model=model,
         data=data,
         checks=checks,
-        settings=parse_settings(settings, defaults={}),
+        settings=_add_command(parse_settings(settings, defaults={}), command),
         inject=inject,
         out=out,
         full=full,
@@ -97,6 +99,19 @@ def run_validation(
         write_whole(junit_file, render_junit(result))
     print_result(result, console=make_console())
     return exit_code(result.verdicts)
+
+
+def _add_command(settings: Mapping[str, object], command: tuple[str, ...]) -> dict[str, object]:
+    """The settings with a command line that is run where this one was given, unless they name another directory."""
+    if not command:
+        return dict(settings)
+    if "command" in settings:
+        raise BadRequest("command", "is given twice", "give it once: after --, or with --set")
+    options = settings.get("options", ())
+    assert isinstance(options, tuple)
+    if not any(option.startswith("directory") for option in options):
+        options = (*options, f"directory={Path.cwd()}")
+    return {**settings, "command": command, "options": options}
 
 
 def _validate_in(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checks.captures.capture import Capture, open_capture
@@ -96,6 +96,8 @@ def _execute(session: Session, chosen: Adapter, planned: PlannedRun, fraction: f
     steps = planned.captured_steps
     spec = planned.spec
     named = f"{spec.framework}, {spec.steps} steps of {spec.batch} × {spec.accumulation} rows"
+    if spec.command:
+        named = f"{spec.framework} {spec.command[0]}, {spec.steps} steps"
     if spec.processes > 1:
         named += f" a rank on {spec.processes} processes" if spec.dp_size > 1 else f" on {spec.processes} processes"
     with session.phase(TITLES[planned.role], f"{named}, recording steps {', '.join(map(str, steps))}", fraction):
@@ -118,6 +120,7 @@ def run_recorded(
 ) -> RunOutcome:
     scratch = session.workspace / "scratch" / label
     launch = chosen.prepare(spec, scratch)
+    launch = replace(launch, reads=tuple(path for path in (spec.model, spec.data, spec.synced) if path is not None))
     preload = list_preload(spec.fault)
 
     last_line = ""

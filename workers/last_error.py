@@ -18,7 +18,8 @@ _LAUNCHER_ERRORS = ("torch.distributed.elastic.",)
 def read_last_error(log: Path) -> str | None:
     """The last traceback of `log` as one line, "KeyError: 'labels' (trainer.py:2103, in compute_loss)"; else None.
 
-    The place is the innermost frame. Prefixes that launchers put before a worker's lines are taken off.
+    The place is the innermost frame, its file as below site-packages, else its name alone. Prefixes that launchers put
+    before a worker's lines are taken off.
     """
     with log.open("rb") as file:
         size = file.seek(0, 2)
@@ -37,7 +38,13 @@ def _read_traceback(lines: list[str]) -> str | None:
     place = ""
     for line in lines:
         if match := _FRAME.match(line):
-            place = f" ({Path(match['file']).name}:{match['line']}, in {match['function']})"
+            place = f" ({_shorten(match['file'])}:{match['line']}, in {match['function']})"
         elif line and not line[0].isspace():
             return line.strip() + place
     return None
+
+
+def _shorten(file: str) -> str:
+    """`transformers/trainer.py` of an installed package; of another file its name, which tells no path of the host."""
+    _, installed, below = file.rpartition("/site-packages/")
+    return below if installed else Path(file).name

@@ -10,6 +10,7 @@ from checks.objectives import why_not_objective
 from checks.parallel.scope import why_not_over_ranks, why_not_resumed
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec
+from workers.frameworks.command.stated import why_not_stated
 from workers.tracing import choose_modules
 
 
@@ -65,6 +66,7 @@ def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
     for check in checks:
         reason = (
             check.applies(spec)
+            or why_not_stated(check, spec)
             or why_not_objective(check.name, spec)
             or why_not_over_ranks(check.name, spec)
             or why_not_resumed(check.roles, spec)

@@ -6,13 +6,16 @@ import contextlib
 import os
 import selectors
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO
 
 from checks.errors import BadRequest
+from workers.endings import Ending, name_ending
+from workers.environments.containers import enclose, framework_image, leaving_nothing, refuse_launcher
 from workers.frameworks.base import Launch
 from workers.last_error import read_last_error
 from workers.recorder_command import build_command
@@ -20,8 +23,6 @@ from workers.sandbox import GRACE_S, Sandbox, name_shortly, scrub_environment
 
 if TYPE_CHECKING:
     from workers.launchers.base import Launcher
-
-Ending = Literal["completed", "failed", "timed_out", "out_of_memory", "cancelled"]
 
 POLL_S = 0.1
 """How often a silent run is looked at: for its end, its memory, its time and a cancellation."""
@@ -33,9 +34,6 @@ CANCEL_GRACE_S = 1.0
 
 LINE_LIMIT_BYTES = 1 << 16
 """A longer line is handed on in pieces, so that output without line ends does not fill the memory."""
-
-OUT_OF_MEMORY_SIGNS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
-"""How Python, torch's allocators and the operating system word it."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,19 @@ def run_framework(
     """
     _check_paths(out=out, preload=preload)
     scratch.mkdir(parents=True, exist_ok=True)
+    image, name = framework_image(), f"plumbline-{tag or uuid.uuid4().hex}"
+    if image is not None:
+        refuse_launcher(launcher)
+        launch = enclose(
+            launch,
+            image=image,
+            name=name,
+            out=out.resolve(),
+            scratch=scratch.resolve(),
+            preload=preload,
+            memory_limit_bytes=memory_limit_bytes,
+            variables=scrub_environment(scratch=scratch, extra={}),
+        )
     if launcher is not None:
         launch = launcher.rewrite(launch, processes=processes)
     command = build_command(
@@ -94,11 +105,11 @@ def run_framework(
         run = partial(launcher.supervise, processes=processes)
     # Another machine would not see another name.
     named = name_shortly(scratch.resolve()) if launcher is None else contextlib.nullcontext(scratch.resolve())
-    with named as temporary:
+    with named as temporary, leaving_nothing(name if image else None):
         extra = {"TMPDIR": str(temporary), **launch.environment}
         end = run(
             command,
-            cwd=scratch,
+            cwd=launch.directory or scratch,
             environment=scrub_environment(scratch=scratch.resolve(), extra=extra),
             log=log,
             time_limit_s=time_limit_s,
@@ -277,17 +288,6 @@ def _read_exit(returncode: int) -> tuple[int, int | None]:
     if 128 < returncode <= 128 + 64:
         return returncode, returncode - 128
     return returncode, None
-
-
-def name_ending(stopped: Ending | None, *, exit_code: int, last_error: str | None) -> Ending:
-    """How a run ended: as this side ended it, else as its exit code and its last error say."""
-    if stopped is not None:
-        return stopped
-    if exit_code == 0:
-        return "completed"
-    if last_error is not None and any(sign in last_error for sign in OUT_OF_MEMORY_SIGNS):
-        return "out_of_memory"
-    return "failed"
 
 
 def _decode(line: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from checks.errors import BadRequest
 from checks.spec import RunSpec
 
-NOT_SETTINGS = frozenset({"framework", "model", "data", "fault", "resume_after", "resharded", "probed", "first_rows"})
+NOT_SETTINGS = frozenset(
+    {"framework", "model", "data", "fault", "unstated", "resume_after", "resharded", "probed", "first_rows"}
+)
 """Fields of RunSpec that have an option of their own, or that the role of a run decides."""
 
 TRUE = ("true", "1", "yes")
@@ -93,8 +96,9 @@ def setting_names() -> tuple[str, ...]:
 def parse_settings(texts: Sequence[str], *, defaults: Mapping[str, object]) -> dict[str, object]:
     """Fields of RunSpec from `name=value` texts, over `defaults`.
 
-    Booleans: true, false, 1, 0, yes, no. Tuples: comma separated. Raises BadRequest for a text without `=`, a name that
-    is unknown (with the nearest ones) or given twice, and a value that is not of the type or out of bounds.
+    Booleans: true, false, 1, 0, yes, no. Tuples: comma separated; a command: as a shell has it. Raises BadRequest for a
+    text without `=`, a name that is unknown (with the nearest ones) or given twice, and a value that is not of the type
+    or out of bounds.
 
     >>> parse_settings(["seq_len=256", "packing=true"], defaults={})
     {'seq_len': 256, 'packing': True}
@@ -123,6 +127,8 @@ def _parse(name: str, text: str, kind: Any) -> object:
         return _parse_choice(name, text, get_args(kind))
     if kind is bool:
         return _parse_boolean(name, text)
+    if name == "command":
+        return _parse_command(text)
     if get_origin(kind) is tuple:
         return _parse_tuple(name, text)
     if Path in get_args(kind):
@@ -153,6 +159,17 @@ def _parse_tuple(name: str, text: str) -> tuple[str, ...]:
     if len(set(items)) < len(items):
         raise BadRequest(name, f"{text!r} names an item twice", "name each once")
     return items
+
+
+def _parse_command(text: str) -> tuple[str, ...]:
+    """Split as a shell would, once; no shell ever sees it, and nothing in it is expanded."""
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadRequest("command", f"{text!r} cannot be split ({error})", "close the quotation") from None
+    if not arguments or not arguments[0]:
+        raise BadRequest("command", "is empty", "give a program and its arguments")
+    return arguments
 
 
 def _parse_path(name: str, text: str) -> Path:

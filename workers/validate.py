@@ -26,12 +26,13 @@ from workers.devices.listing import list_devices
 from workers.endpoint import ask_endpoint
 from workers.execution import Session, execute_all, open_workspace, run_recorded
 from workers.frameworks import Adapter, adapter, default_settings
+from workers.frameworks.command.stated import FRAMEWORK as COMMAND
 from workers.judging import LOCATED_BY, TracePass, judge, next_pass
 from workers.launchers.base import Launcher
 from workers.planner import Plan, make_plan
 from workers.request import Progress, ValidationRequest, ValidationResult
 from workers.runner import FrameworkRun
-from workers.settings import parse_settings
+from workers.settings import parse_settings, setting_names
 
 SMALL_MODEL_PARAMETERS = 20_000_000
 """Below it, threads cost more than they give: 0.2 s against 85 s was measured for 20 steps of a tiny model."""
@@ -109,6 +110,8 @@ def build_spec(
     settings: dict[str, object] = {**parse_settings([*usual, *needed], defaults={}), **request.settings}
     if settings.get("synced") is not None:
         settings["synced"] = resolve_dump(str(settings["synced"]))
+    if request.framework == COMMAND:
+        settings["unstated"] = tuple(name for name in setting_names() if name not in settings)
     spec = RunSpec(
         framework=request.framework,
         model=model.path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +22,15 @@ from checks.models import resolve_model
 from checks.references.stored import ReferenceStore
 from checks.roles import Role
 from checks.spec import RunSpec
-from checks.verdict import Verdict
+from checks.verdict import Status, Verdict
 from workers.frameworks import adapter
 from workers.judging import LOCATED_BY, judge, next_pass
 from workers.planner import PlannedRun, make_plan
+from workers.report.as_json import describe_verdict
 
 FINGERPRINTED = ("gradient", "parameter_after")
+FAILURES = "failures.json"
+"""Below a case's directory: check → its failing verdict as docs/json.md describes it."""
 
 
 def run_case(case: Case, directory: Path, *, references_at: Path) -> CaseResult:
@@ -55,6 +58,7 @@ def run_case(case: Case, directory: Path, *, references_at: Path) -> CaseResult:
     located, material = _trace(work, material, judged)
     if located:
         judged |= judge([check for check in plan.judged if check.name in LOCATED_BY], material)
+    _write_failures(judged.values(), directory / FAILURES)
     megabytes = {role: _size(outcome.capture) / 1e6 for role, outcome in outcomes.items()}
     run = outcomes[Role.RUN]
     return CaseResult(
@@ -114,6 +118,12 @@ def _trace(work: _Work, material: Material, judged: Mapping[str, Verdict]) -> tu
             material = locate(material, outcome.capture)
         done.append(wanted.label)
     return bool(done), material
+
+
+def _write_failures(verdicts: Iterable[Verdict], file: Path) -> None:
+    """Keep the failing verdicts as documents (docs/json.md) while the case's files are there."""
+    failures = {each.check: describe_verdict(each) for each in verdicts if each.status is Status.FAIL}
+    file.write_text(json.dumps(failures))
 
 
 def _describe(check: Check, verdict: Verdict, megabytes: Mapping[Role, float]) -> CheckResult:

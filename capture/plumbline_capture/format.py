@@ -19,6 +19,7 @@ FULL_KINDS = frozenset(
         "batch",
         "target",
         "token_loss",
+        "score",
         "next_token",
         "loss_input",
         "rollout",

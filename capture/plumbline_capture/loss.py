@@ -109,7 +109,11 @@ def take_log_probs(micro_batch: MicroBatch, *, arguments: Mapping[str, Any], out
 def defer_logits(micro_batch: MicroBatch, *, arguments: Mapping[str, Any], output: Any) -> None:
     """Remember logits and labels until the backward begins, should no loss function be seen before."""
     logits, labels, tokens = (output_field(output, "logits"), arguments.get("labels"), arguments.get("input_ids"))
-    if micro_batch.losses or logits is None or logits.dim() != 3:
+    if micro_batch.losses or logits is None:
+        return
+    if isinstance(tokens, torch.Tensor) and labels is None and logits.shape == (tokens.shape[0], 1):
+        micro_batch.scores = logits.detach()[:, 0].clone()
+    if logits.dim() != 3:
         return
     if isinstance(labels, torch.Tensor):
         if logits.shape[:2] == labels.shape:
@@ -122,6 +126,11 @@ def settle_losses(recorder: Recorder, micro_batch: MicroBatch) -> None:
     """Put a micro-batch's targets and token losses among the kept tensors; called when its backward begins."""
     fallback, micro_batch.fallback = micro_batch.fallback, None
     unlabelled, micro_batch.unlabelled = micro_batch.unlabelled, None
+    scores, micro_batch.scores = micro_batch.scores, None
+    if not micro_batch.losses and scores is not None:
+        keep_tensor(recorder, scores, kind="score", name="score", micro_batch=micro_batch.index)
+        micro_batch.loss_source = "score"
+        return
     if not micro_batch.losses and fallback is not None:
         logits, labels = fallback
         target = labels[:, 1:].to(logits.device)

@@ -48,6 +48,8 @@ class MicroBatch:
     """(logits, labels) to compute token losses from where no loss function was seen"""
     unlabelled: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
     """(logits, token ids) of a forward without labels, should its loss be computed where no loss function is seen"""
+    scores: Optional[torch.Tensor] = None
+    """(rows,) what a model of one output says of each row, whose loss is none of tokens"""
     given: Dict[str, Any] = field(default_factory=dict)
     """what the trainer's loss was given"""
 

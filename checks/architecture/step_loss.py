@@ -217,8 +217,9 @@ def read_targets(batches: tuple[MicroBatch, ...]) -> Signature | None:
 
 def count_misplaced(batches: tuple[MicroBatch, ...]) -> tuple[int, int]:
     """How many counted targets are not the next token of their document, and how many are counted."""
-    wrong = sum(int((m.counted & (m.targets_seen != m.next_tokens)).sum()) for m in batches)
-    return wrong, sum(int(m.counted.sum()) for m in batches)
+    told = [micro for micro in batches if not micro.scored]  # a score is of a row, and has no next token
+    wrong = sum(int((m.counted & (m.targets_seen != m.next_tokens)).sum()) for m in told)
+    return wrong, sum(int(m.counted.sum()) for m in told)
 
 
 def _matches(batches: tuple[MicroBatch, ...], offset: int) -> int:

@@ -6,8 +6,10 @@ mean over the step's pairs (https://arxiv.org/abs/2305.18290, equation 7). orpo:
 preferred rows, prompts included, and beta times the mean −log σ of the log odds ratio
 (https://arxiv.org/abs/2403.07691). kto: the mean of 1 − σ(±beta (gain − z)), with z, each micro-batch's reference
 point, of the mismatched answers that the run recorded, and each row's label that of the data
-(https://arxiv.org/abs/2402.01306). grpo: the variant that `grpo_loss` names, on the advantages and log-probabilities
-that the loss was given (https://arxiv.org/abs/2402.03300 and those after it). log π_ref of an answer is what the
+(https://arxiv.org/abs/2402.01306). reward: −log σ of the margin of a pair's scores, and beta times their sum squared, a
+mean over the pairs (https://arxiv.org/abs/2203.02155, equation 1; https://arxiv.org/abs/2312.09244), with the data's
+preferred answers first. grpo: the variant that `grpo_loss` names, on the advantages and log-probabilities that the loss
+was given (https://arxiv.org/abs/2402.03300 and those after it). log π_ref of an answer is what the
 checkpoint's own weights give, without adapters. Judged at every captured step.
 Catches: another beta, a reference model that is the policy itself, that moves with it, or that is missing, a margin
 with the wrong sign, means over tokens in the place of sums or sums in that of means, losses that are summed or not
@@ -47,6 +49,7 @@ from checks.rl.judging import Read, judge_losses
 from checks.rl.odds import read_odds_step
 from checks.rl.prospects import read_prospect_step
 from checks.rl.reading import ROUND_OFF, NoComparison
+from checks.rl.rewards import read_reward_step
 from checks.spec import POLICY_OBJECTIVES
 from checks.tolerance import MULTIPLES
 from checks.verdict import Measurement, Pattern, Status, Verdict
@@ -86,9 +89,12 @@ class Step:
         return self.allowed / (self.beta * slope) if slope else math.inf
 
 
-READERS: Mapping[str, Read] = {"orpo": read_odds_step, "kto": read_prospect_step} | dict.fromkeys(
-    POLICY_OBJECTIVES, read_group_step
-)
+READERS: Mapping[str, Read] = {
+    "orpo": read_odds_step,
+    "kto": read_prospect_step,
+    "reward": read_reward_step,
+    **dict.fromkeys(POLICY_OBJECTIVES, read_group_step),
+}
 """objective → how the losses of a captured step are read; dpo's are read here"""
 
 

@@ -21,6 +21,7 @@ KINDS = (
     "batch",
     "target",
     "token_loss",
+    "score",
     "parameter_before",
     "module_output",
     "gradient",

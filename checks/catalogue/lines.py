@@ -103,6 +103,10 @@ class Line:
     def url(self, name: str) -> str:
         return self._check_url(self.text(name), name)
 
+    def optional_url(self, name: str) -> str:
+        """Empty for null."""
+        return "" if self._take(name) is None else self.url(name)
+
     def urls(self, name: str) -> tuple[str, ...]:
         return tuple(self._check_url(value, name) for value in self.texts(name))
 

@@ -72,6 +72,7 @@ class Problem:
     affected: str | None
     fixed_in: str | None
     url: str
+    """where it is reported upstream; empty where it is not yet"""
     related_urls: tuple[str, ...]
     caught_by: tuple[str, ...]
     cpu_reproducible: str
@@ -147,7 +148,7 @@ def _read_problem(line: Line) -> Problem:
         first_seen=line.date("first_seen"),
         affected=line.optional_text("affected"),
         fixed_in=line.optional_text("fixed_in"),
-        url=line.url("url"),
+        url=line.optional_url("url"),
         related_urls=line.urls("related_urls"),
         caught_by=line.texts("caught_by"),
         cpu_reproducible=line.choice("cpu_reproducible", ("yes", "maybe", "no")),

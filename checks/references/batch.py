@@ -9,6 +9,7 @@ import torch
 
 from checks.captures.capture import Capture, TensorRecord
 from checks.references.documents import NoBoundaries, split_documents
+from checks.references.given import join_pair_labels, read_given
 from checks.references.kept import IGNORED, lay_labels, lay_targets, read_kept
 
 
@@ -65,6 +66,8 @@ class MicroBatch:
     """what the trainer's loss was given beside the model's batch"""
     answers: torch.Tensor | None = None
     """(B, S) bool: the positions that predict a token of an answer, where the loss counts prompts too"""
+    scored: bool = False
+    """each row has one score, at its last token: `counted` is where, `token_losses_seen` is less the score"""
 
     @property
     def next_tokens(self) -> torch.Tensor:
@@ -77,7 +80,9 @@ class MicroBatch:
 
     @property
     def targets(self) -> torch.Tensor:
-        """(B, S) int64: the next token where the loss counted the position, else −100."""
+        """(B, S) int64: the next token where the loss counted the position, else −100; 0 where a score is."""
+        if self.scored:
+            return torch.full_like(self.input_ids, IGNORED).masked_fill(self.counted, 0)
         return torch.where(self.counted, self.next_tokens, torch.full_like(self.input_ids, IGNORED))
 
 
@@ -107,6 +112,9 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
     targets = _aligned(capture, step, index, "target", input_ids)
     given = read_given(capture, step, index)
     labels = join_pair_labels(given, input_ids)
+    scores = capture.micro_batch_tensors(step, "score", index)
+    if targets is None and scores:
+        return _read_scored(scores["score"], input_ids, found, source, given=given)
     if targets is None and labels is not None:
         return _read_pairs(capture, step, index, input_ids, found, source, labels=labels, given=given)
     if targets is None:
@@ -125,26 +133,6 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
         unbounded=reason,
         given=given,
     )
-
-
-def read_given(capture: Capture, step: int, index: int, *, rank: int = 0) -> dict[str, torch.Tensor]:
-    """Name → what the trainer's loss was given beside the model's batch; empty where that was not recorded."""
-    records = capture.micro_batch_tensors(step, "loss_input", index, rank=rank)
-    read = {name: record.read("full") for name, record in records.items()}
-    return {name: tensor for name, tensor in read.items() if tensor is not None}
-
-
-def join_pair_labels(given: Mapping[str, torch.Tensor], input_ids: torch.Tensor) -> torch.Tensor | None:
-    """(B, S) int64: labels of the preferred rows and then of the rejected ones, where they were given apart."""
-    sides = [given.get(name) for name in ("chosen_labels", "rejected_labels")]
-    width = input_ids.shape[1]
-    padded = [
-        torch.nn.functional.pad(side, (0, width - side.shape[1]), value=IGNORED)
-        for side in sides
-        if side is not None and side.dim() == 2 and side.shape[1] <= width
-    ]
-    joined = torch.cat(padded) if len(padded) == 2 else None
-    return joined if joined is not None and joined.shape == input_ids.shape else None
 
 
 def _read_pairs(
@@ -179,6 +167,28 @@ def _read_pairs(
         given=given,
         answers=answers,
     )
+
+
+def _read_scored(
+    record: TensorRecord,
+    input_ids: torch.Tensor,
+    documents: tuple[Document, ...],
+    boundaries: str,
+    *,
+    given: Mapping[str, torch.Tensor],
+) -> MicroBatch:
+    """A micro-batch of which a model of one output says a score a row: that of its last token."""
+    scores = record.read("full")
+    if scores is None or scores.shape != input_ids.shape[:1]:
+        raise UnreadableBatch("the scores of the rows were not recorded whole")
+    counted = torch.zeros_like(input_ids, dtype=torch.bool)
+    losses = torch.zeros(input_ids.shape, dtype=torch.float64)
+    for document in documents:
+        counted[document.row, document.stop - 1] = True
+        losses[document.row, document.stop - 1] = -scores[document.row].double()
+    empty = torch.full_like(input_ids, IGNORED)
+    seen = empty.masked_fill(counted, 0)
+    return MicroBatch(input_ids, seen, counted, losses, None, documents, boundaries, None, given=given, scored=True)
 
 
 def _read_unlabelled(

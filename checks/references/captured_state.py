@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from checks.captures.capture import Capture
-from checks.references.model import State
+from checks.references.model import SCORE, State
 from checks.references.reference import NoReference
 from checks.spec import RunSpec
 
 
 def captured_state(spec: RunSpec, capture: Capture, step: int) -> State:
-    """What the checkpoint cannot give: adapters, and every parameter of a step after the first.
+    """What the checkpoint cannot give: adapters, the head of a reward model, and every parameter of a step after the
+    first.
 
     Raises:
         NoReference: they were not recorded whole.
@@ -22,6 +23,11 @@ def captured_state(spec: RunSpec, capture: Capture, step: int) -> State:
             if full is None:
                 raise NoReference(f"the adapter {name} was not recorded in full; record with --full-parameters lora_")
             adapters[name] = full
+        elif name == SCORE and spec.objective == "reward":
+            full = record.read("full")
+            if full is None:
+                raise NoReference(f"the head {name} was not recorded in full; record with --full-parameters score")
+            parameters[name] = full
         elif step > 1:
             full = record.read("full")
             if full is None:

@@ -13,10 +13,15 @@ from checks.captures.capture import Capture
 IGNORED = -100
 """The label that a loss does not count; PyTorch's default `ignore_index`."""
 
+STATED = "token_losses"
+"""Where a framework's hooks say the losses of the positions themselves."""
+
 
 def read_kept(capture: Capture, step: int, index: int, *, length: int, rank: int = 0) -> torch.Tensor | None:
     """(K,) int64: the positions of a micro-batch that have logits, ascending; None where all of `length` have."""
     record = next(each for each in capture.micro_batches(step, rank=rank) if each.index == index)
+    if record.loss_source == STATED:
+        return None  # made of hidden states, all of them, whichever logits the model was asked for
     count = record.arguments.get("logits_to_keep")
     if isinstance(count, int) and not isinstance(count, bool) and 0 < count < length:
         return torch.arange(length - count, length)

@@ -38,6 +38,10 @@ LOSS_SCALES: Mapping[str, float] = {"fp16": 2.0**10}
 overflows nowhere."""
 
 
+SCORE = "score.weight"
+"""The head of a reward model: drawn by the run, in no checkpoint."""
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """How reference models are built: `plain` says which kind; `why` says why it is not the plain one."""
@@ -82,12 +86,27 @@ def build_model(
         model = load_plain(source.checkpoint, dtype=dtype, attention=attention, float32=kept)
     else:
         model = load_hf(source.checkpoint, dtype=dtype, attention=attention)
+    if spec.objective == "reward":
+        add_score(model, dtype=dtype)
     _round_parameters(model, stored, kept=kept)
     if state.parameters:
         _replace_parameters(model, state.parameters)
     if state.adapters:
         apply_lora(model, state.adapters, alpha=spec.lora_alpha, r=spec.lora_r)
     return model
+
+
+def add_score(model: nn.Module, *, dtype: torch.dtype) -> None:
+    """Put a head of one output in the place of the model's own: its logits are the scores of all positions.
+
+    The head keeps its place in the forward, and its name among the parameters is that of transformers' classes for
+    sequence classification.
+    """
+    width = model.get_parameter("lm_head.weight").shape[1]
+    del model.lm_head
+    score = nn.Linear(width, 1, bias=False, dtype=dtype)
+    model.add_module("score", score)
+    object.__setattr__(model, "lm_head", score)
 
 
 def _round_parameters(model: nn.Module, stored: torch.dtype, *, kept: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from checks.references.batch import MicroBatch
 from checks.references.initial import refer_answers
 from checks.references.mismatched import estimate_points, read_mismatched
-from checks.references.objectives import GroupRelative, Objective, OddsRatio, PreferenceMargin, Prospect
+from checks.references.objectives import GroupRelative, Objective, OddsRatio, PreferenceMargin, Prospect, RewardMargin
 from checks.references.routing import Choices
 from checks.references.sampled import penalty_of, read_samples_of, variant_of
 from checks.references.selection import Selections
@@ -39,6 +39,8 @@ def make_objective(one: Manner, model: nn.Module, initial: nn.Module | None) -> 
         return GroupRelative(variant_of(spec), penalty_of(spec), samples, spec.max_completion_length)
     if spec.objective == "orpo":
         return OddsRatio(spec.beta, answers_of(one.micro_batches), tuple(micro.counted for micro in one.micro_batches))
+    if spec.objective == "reward":
+        return RewardMargin(spec.beta, tuple(micro.input_ids.shape[0] for micro in one.micro_batches))
     if initial is None:
         return None
     reference = refer_answers(

@@ -193,7 +193,7 @@ def _refuse_what_cannot_be_compared(
     step: int,
 ) -> None:
     try:
-        (check_pairs if spec.objective in ("dpo", "orpo") else check_answers)(micro_batches, step=step)
+        (check_pairs if spec.objective in ("dpo", "orpo", "reward") else check_answers)(micro_batches, step=step)
         if spec.objective == "kto":
             read_mismatched(micro_batches)
         if spec.objective in POLICY_OBJECTIVES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from checks.captures.capture import Capture
-from checks.references.batch import join_pair_labels, read_given
+from checks.references.given import join_pair_labels, read_given
 from checks.references.kept import IGNORED, lay_labels, lay_targets, read_kept
 
 SHIFTS = (0, 1, 2, -1, -2)

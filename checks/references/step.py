@@ -115,6 +115,7 @@ def run_step(
     objective: Objective | None = None,
     loss_scale: float = 1.0,
     rounding: LogitRounding | None = None,
+    lose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = token_losses,
 ) -> StepResult:
     """Σ over counted tokens of −log p(next token), over `denominator`, and its gradient by every trainable parameter.
 
@@ -123,6 +124,7 @@ def run_step(
     each back-propagated scalar (a load-balancing loss over the forwards just made). Gradients come in the dtype of
     their parameters; the losses are reported in float64. `loss_scale`: power of two by which each scalar is multiplied,
     and the gradients are divided again, so that small ones survive float16. `rounding`: of the gradient by the logits.
+    `lose`: what logits and targets make of each position.
     """
     forward = forward or forward_logits
     reduce = objective or TokenMean(denominator)
@@ -139,7 +141,7 @@ def run_step(
             wide = logits if logits.dtype == torch.float64 else logits.float()
             if rounding is not None:
                 wide.register_hook(rounding)  # type: ignore[no-untyped-call]
-            per_token = token_losses(wide, batch.targets)
+            per_token = lose(wide, batch.targets)
             rows = tuple((piece.micro, piece.document.row) for piece in batch.pieces)
             spans = tuple(Span(p.offset, p.document.start, p.document.stop) for p in batch.pieces)
             computed.append(Computed(per_token, rows, spans))

@@ -12,10 +12,11 @@ from torch import nn
 from checks.captures.differences import Difference, Projection, difference
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.batch import MicroBatch
+from checks.references.loss import token_losses
 from checks.references.model import AUTOCAST, LOSS_SCALES, ModelSource, State, build_model
 from checks.references.moving import move_inputs
 from checks.references.objective_of_run import Manner, forward_at, make_objective
-from checks.references.objectives import Objective
+from checks.references.objectives import Objective, score_losses
 from checks.references.routing import Choices, Replay
 from checks.references.selection import SelectionReplay, Selections
 from checks.references.step import ForwardBatch, Layout, LogitRounding, StepResult, count_targets, run_step
@@ -161,6 +162,7 @@ class StepInputs:
             objective=objective,
             rounding=rounding,
             forward=functools.partial(forward_at, self.spec.temperature),
+            lose=score_losses if self.spec.objective == "reward" else token_losses,
         )
         replay.detach()
         keys.detach()

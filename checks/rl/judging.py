@@ -19,13 +19,19 @@ from checks.verdict import Measurement, Status, Verdict
 USEFUL_LIMIT = 0.25
 """A step that would hide an error of a quarter of what the objective is made of says nothing of it."""
 
-NEEDED: Mapping[str, str] = {"orpo": "beta", "kto": "beta", **dict.fromkeys(POLICY_OBJECTIVES, "advantages")}
+NEEDED: Mapping[str, str] = {
+    "orpo": "beta",
+    "kto": "beta",
+    "reward": "margins",
+    **dict.fromkeys(POLICY_OBJECTIVES, "advantages"),
+}
 """Objective → what of it a step must be able to show for a pass to mean anything."""
 
 WHAT: Mapping[str, str] = {
     "beta": "beta",
     "advantages": "the advantages",
     "ratios": "the ratios",
+    "margins": "the margins",
 }
 
 Read = Callable[[Material, Capture, int], LossReading]

@@ -22,3 +22,4 @@ class Scope(models.TextChoices):
     READ = "read", "read everything that its owner sees"
     SUBMIT = "submit", "submit, cancel and retry validations"
     UPLOAD = "upload", "upload captures"
+    TRIAGE = "triage", "decide about findings, and undo that"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from plumbline_web.accounts.enums import Role
@@ -35,6 +36,12 @@ def invite(username: str, *, role: Role, by: User) -> tuple[User, str]:
         user.save()
         record(Subject.USER, user, f"invited as {role.value}", actor=by)
         return user, create_link(user, by=by)
+
+
+def list_triagers() -> QuerySet[User]:
+    """Everyone who may decide about findings, by name."""
+    roles = [role for role in Role if role.includes(Role.TRIAGER)]
+    return User.objects.filter(is_active=True, role__in=roles).order_by("username")
 
 
 def set_role(user: User, *, role: Role, by: User) -> None:

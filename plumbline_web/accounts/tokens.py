@@ -31,7 +31,12 @@ MOST_TOKENS = 50
 USED_AT_EVERY = timedelta(minutes=1)
 """A program that polls each second writes once a minute."""
 
-ROLE_OF_SCOPE = {Scope.READ: Role.VIEWER, Scope.SUBMIT: Role.SUBMITTER, Scope.UPLOAD: Role.SUBMITTER}
+ROLE_OF_SCOPE = {
+    Scope.READ: Role.VIEWER,
+    Scope.SUBMIT: Role.SUBMITTER,
+    Scope.UPLOAD: Role.SUBMITTER,
+    Scope.TRIAGE: Role.TRIAGER,
+}
 """The role that a scope needs: a token never does more than its owner."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ninja import NinjaAPI
 
-from plumbline_web.api import captures, catalog, problems, results, tokens, uploads, validations
+from plumbline_web.api import captures, catalog, findings, problems, results, tokens, uploads, validations
 from plumbline_web.api.errors import install
 
 DESCRIPTION = """\
@@ -27,6 +27,7 @@ api.add_router("/validations", validations.router)
 api.add_router("/captures", uploads.router)
 api.add_router("/captures", captures.router)
 api.add_router("/problems", problems.router)
+api.add_router("", findings.router)
 api.add_router("", results.router)
 api.add_router("", tokens.router)
 api.add_router("", catalog.router)

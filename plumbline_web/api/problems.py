@@ -9,12 +9,12 @@ from typing import Any
 from django.http import Http404, HttpRequest
 from ninja import Router
 
+from checks.matching.subjects import catching_checks
 from plumbline_web.accounts.enums import Scope
 from plumbline_web.api.access import access, caller
 from plumbline_web.api.cursor import DEFAULT_LIMIT, read_filter, take_page, turn
 from plumbline_web.api.errors import invalid
 from plumbline_web.api.schemas import Error, ProblemDetail, ProblemPage
-from plumbline_web.problems.detail import catching_checks
 from plumbline_web.problems.filters import SORTS, ProblemFilter
 from plumbline_web.problems.models import Problem
 from plumbline_web.problems.presentation import READ, row

@@ -227,7 +227,7 @@ class ProblemPage(Schema):
 class TokenIn(Schema):
     model_config = ConfigDict(title="NewToken")
     name: str
-    scopes: list[str] = Field(description="of read, submit, upload")
+    scopes: list[str] = Field(description="of read, submit, upload, triage")
     days: int = Field(description="1 to 365")
 
 

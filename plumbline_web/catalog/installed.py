@@ -28,6 +28,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "megatron_swift": ("Megatron-SWIFT", "ms-swift"),
     "megatron_core": ("Megatron-core", "megatron-core"),
     "miles": ("Miles", "megatron-core"),  # itself a checkout, whose commit is in each run's environment
+    "command": ("Your own command line", "torch"),
 }
 """adapter → title, distribution on the package index"""
 

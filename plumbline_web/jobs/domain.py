@@ -22,6 +22,8 @@ from plumbline_web.jobs.states import check_move
 
 if TYPE_CHECKING:
     from plumbline_web.artefacts.models import Artefact
+    from plumbline_web.environments.models import Wish
+    from plumbline_web.reports.models import ScriptRun
     from plumbline_web.validations.models import FrameworkRun, Validation
 
 LEASE_S = 12.0
@@ -61,10 +63,14 @@ def open_job(
     queue: str,
     run: FrameworkRun | None = None,
     validation: Validation | None = None,
+    script_run: ScriptRun | None = None,
+    wish: Wish | None = None,
     expected_s: float | None = None,
 ) -> Job:
     """Make a job and hand it to the broker once the transaction is through."""
-    job = Job.objects.create(kind=kind, queue=queue, run=run, validation=validation, expected_s=expected_s)
+    job = Job.objects.create(
+        kind=kind, queue=queue, run=run, validation=validation, script_run=script_run, wish=wish, expected_s=expected_s
+    )
     transaction.on_commit(lambda: dispatch(job))
     return job
 

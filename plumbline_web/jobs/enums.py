@@ -11,6 +11,8 @@ class Kind(models.TextChoices):
     CAPTURE = "capture", "framework run"
     REFERENCE = "reference", "float64 reference"
     JUDGE = "judge", "judging"
+    REPRODUCE = "reproduce", "script of a report"
+    ENVIRONMENT = "environment", "environment"
 
 
 class Queue(models.TextChoices):

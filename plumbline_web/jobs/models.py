@@ -7,6 +7,13 @@ from django.db import models
 
 from plumbline_web.jobs.enums import JobState, Kind, Queue
 
+SUBJECTS = ("validation", "run", "script_run", "wish")
+
+
+def _has_alone(subject: str, *kinds: str) -> models.Q:
+    """Jobs of these kinds, which are about `subject` and nothing else."""
+    return models.Q(kind__in=kinds, **{f"{name}__isnull": name != subject for name in SUBJECTS})
+
 
 class Job(models.Model):
     """One row = one piece of work, whoever does it and however often it is begun again.
@@ -15,7 +22,7 @@ class Job(models.Model):
     token may change anything. `token` rises with every lease and never falls.
     """
 
-    kind = models.CharField(max_length=10, choices=Kind)
+    kind = models.CharField(max_length=11, choices=Kind)
     queue = models.CharField(max_length=4, choices=Queue)
     validation = models.ForeignKey(
         "validations.Validation", null=True, blank=True, on_delete=models.CASCADE, related_name="jobs"
@@ -25,6 +32,12 @@ class Job(models.Model):
         "validations.FrameworkRun", null=True, blank=True, on_delete=models.CASCADE, related_name="jobs"
     )
     """of a capture or a reference job; several validations may wait for it"""
+    script_run = models.ForeignKey(
+        "reports.ScriptRun", null=True, blank=True, on_delete=models.CASCADE, related_name="jobs"
+    )
+    """of a reproduce job"""
+    wish = models.ForeignKey("environments.Wish", null=True, blank=True, on_delete=models.CASCADE, related_name="jobs")
+    """of an environment job"""
     state = models.CharField(max_length=10, choices=JobState, default=JobState.QUEUED)
     created_at = models.DateTimeField(auto_now_add=True)
     dispatched_at = models.DateTimeField(null=True, blank=True)
@@ -64,8 +77,10 @@ class Job(models.Model):
         ]
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(kind="judge", validation__isnull=False, run__isnull=True)
-                | models.Q(kind__in=["capture", "reference"], validation__isnull=True, run__isnull=False),
+                condition=_has_alone("validation", "judge")
+                | _has_alone("run", "capture", "reference")
+                | _has_alone("script_run", "reproduce")
+                | _has_alone("wish", "environment"),
                 name="job_has_its_subject",
             ),
             # two workers that end at once must not both open the next job

@@ -20,6 +20,7 @@ from plumbline_web.problems.enums import Provenance
 from plumbline_web.problems.models import Problem, Recurrence
 from plumbline_web.timeline.domain import record
 from plumbline_web.timeline.models import Subject
+from workers.reproductions.outcome import read_shipped
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def load_catalogue(problems: Path = PROBLEMS, recurrences: Path = RECURRENCES) -
             for problem in Problem.objects.select_for_update().filter(slug__in=known).defer("search")
         }
         Problem.objects.bulk_create(
-            Problem(**document, shipped=document, provenance=Provenance.IMPORTED)
+            Problem(**document, shipped=document, provenance=_provenance_of(document["slug"]))
             for document in documents
             if document["slug"] not in present
         )
@@ -90,11 +91,19 @@ def write_recurrences() -> Iterator[str]:
         yield json.dumps(document, ensure_ascii=False) + "\n"
 
 
+def _provenance_of(slug: str) -> Provenance:
+    """A problem that this version was seen to catch is more than one that others reported."""
+    found = read_shipped().get(slug)
+    return Provenance.REPRODUCED if found is not None and found.reproduced else Provenance.IMPORTED
+
+
 def _follow(problem: Problem, document: Mapping[str, Any], kept: list[str]) -> bool:
     """Give a row the file's values but where a person changed it; whether that changed anything."""
     by_person = _list_kept(problem)
     fresh = {name: document[name] for name in FIELDS if name not in by_person}
     kept += [f"{problem.slug}: {name}" for name in by_person if document[name] != _shipped(problem, name)]
+    if problem.provenance == Provenance.IMPORTED:
+        fresh["provenance"] = _provenance_of(problem.slug)
     changed = [name for name, value in fresh.items() if getattr(problem, name) != value]
     if problem.shipped == document and not changed:
         return False

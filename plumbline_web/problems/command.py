@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from checks.errors import BadRequest
+from plumbline_web.starting import start_django
 from workers.cli import Subcommands
 
 FILES = ("problems.jsonl", "recurrences.jsonl")
@@ -26,7 +26,7 @@ def add_catalogue(commands: Subcommands) -> None:
 
 def run_load(options: argparse.Namespace) -> int:
     """Load, and say what changed. Raises BadRequest, naming file, line and field, with nothing changed."""
-    _set_up()
+    start_django()
     from checks.catalogue.problem import PROBLEMS, RECURRENCES
     from plumbline_web.problems.catalogue import load_catalogue
 
@@ -48,7 +48,7 @@ def run_load(options: argparse.Namespace) -> int:
 
 def run_export(options: argparse.Namespace) -> int:
     """Write both files, each in one move, so that a reader never finds a half of one."""
-    _set_up()
+    start_django()
     from plumbline_web.problems.catalogue import write_problems, write_recurrences
 
     folder: Path = options.folder
@@ -63,10 +63,3 @@ def run_export(options: argparse.Namespace) -> int:
     except OSError as error:
         raise BadRequest("folder", f"{folder} cannot be written ({error.strerror})", "name another directory") from None
     return 0
-
-
-def _set_up() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "plumbline_web.settings")
-    import django
-
-    django.setup()

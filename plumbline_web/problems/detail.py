@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from django.contrib.postgres.search import SearchQuery, SearchRank
-from django.db.models import F, Q
+from django.db.models import F, Prefetch, Q
 
-from checks.registry import CHECKS
+from checks.matching.subjects import catching_checks
 from plumbline_web.problems.documents import changed_here
 from plumbline_web.problems.models import LANGUAGE, Problem, Recurrence
+from plumbline_web.problems.recurring import SHOWN
 from plumbline_web.timeline.models import Event, Subject
-from plumbline_web.validations.fields import read_paragraph
+from workers.reproductions.outcome import Reproduction, read_shipped
 
 MOST_RELATED = 6
 MOST_EVENTS = 200
 
 WORD = re.compile(r"[a-z]{4,}")
-QUOTED = re.compile(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`")
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,8 @@ class Detail:
     catching: tuple[str, ...]
     events: tuple[Event, ...]
     changed: tuple[str, ...]
+    reproduction: Reproduction | None
+    """how this version was seen to catch it, where it was tried"""
 
 
 def read_detail(problem: Problem) -> Detail:
@@ -58,21 +58,14 @@ def read_detail(problem: Problem) -> Detail:
             .order_by("-at", "-pk")[:MOST_EVENTS]
         ),
         changed=changed_here(problem),
+        reproduction=read_shipped().get(problem.slug),
     )
 
 
-@cache
-def catching_checks() -> Mapping[str, tuple[str, ...]]:
-    """Slug → the checks whose descriptions name it among what they catch."""
-    found: dict[str, list[str]] = {}
-    for name, check in CHECKS.items():
-        for slug in dict.fromkeys(QUOTED.findall(read_paragraph(check.description, "Catches"))):
-            found.setdefault(slug, []).append(name)
-    return {slug: tuple(names) for slug, names in found.items()}
-
-
 def _read_groups(problem: Problem) -> tuple[Group, ...]:
-    recurrences = Recurrence.objects.filter(problems=problem).prefetch_related("problems")
+    recurrences = Recurrence.objects.filter(problems=problem).prefetch_related(
+        Prefetch("problems", queryset=Problem.objects.only(*SHOWN))
+    )
     return tuple(
         Group(group.name, group.pk, tuple(other for other in group.problems.all() if other.pk != problem.pk))
         for group in recurrences

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
+from checks.catalogue import problem as known
+from checks.verdict import Pattern
 from plumbline_web.problems.models import Problem
 
-TEXTS_OR_NONE = ("fix", "affected", "fixed_in", "shows_in_release")
+TEXTS_OR_NONE = ("fix", "affected", "fixed_in", "url", "shows_in_release")
 """Fields that the catalogue leaves null and a column leaves empty."""
 
 FIELDS = (
@@ -40,3 +44,21 @@ def changed_here(problem: Problem) -> tuple[str, ...]:
     if shipped is None:
         return ()
     return tuple(name for name in FIELDS if getattr(problem, name) != shipped[name])
+
+
+def to_problem(row: Problem) -> known.Problem:
+    """A row as the pure library reads problems."""
+    ranges = tuple(
+        known.AffectedRange(
+            package=each["package"],
+            specifier=SpecifierSet(each["specifier"]),
+            needs={name: SpecifierSet(text) for name, text in each.get("needs", {}).items()},
+            source=each["source"],
+        )
+        for each in row.affected_spec
+    )
+    values = {name: getattr(row, name) for name in FIELDS}
+    values |= {name: values[name] or None for name in TEXTS_OR_NONE if name != "url"}
+    values |= {name: tuple(values[name]) for name in ("models", "related_urls", "caught_by")}
+    values |= {"pattern": Pattern(row.pattern), "status": known.ProblemStatus(row.status), "affected_spec": ranges}
+    return known.Problem(**values)

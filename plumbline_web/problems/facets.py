@@ -1,10 +1,11 @@
-"""What the catalogue holds of each facet, and the matrices of two of them: one scan of the table each."""
+"""What the catalogue holds of each facet, and the matrices of two of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from django.core.cache import cache
 from django.db import connection
 from django.db.models import Count, Q
 
@@ -18,6 +19,9 @@ LISTS = {"model": "models", "caught_by": "caught_by"}
 MOST_VALUES = 300
 """Of one facet, the most frequent first; the search finds the others."""
 
+KEPT_S = 60
+"""Seconds for which the facets are not counted again while no problem changes."""
+
 
 @dataclass(frozen=True)
 class Facets:
@@ -30,7 +34,20 @@ class Facets:
 
 
 def read_facets() -> Facets:
-    """All facets whose values are the catalogue's own, in two queries."""
+    """All facets whose values are the catalogue's own: counted anew when a problem has changed, which one query asks.
+
+    A problem that another transaction changed a moment before, and committed after, is counted with the next change or
+    after KEPT_S seconds.
+    """
+    newest = Problem.objects.order_by("-updated_at", "-pk").values_list("updated_at", "pk").first()
+    if newest is None:
+        return Facets({})
+    at, pk = newest
+    return cache.get_or_set(f"problem-facets-{pk}-{at.timestamp()}", count_facets, KEPT_S) or Facets({})
+
+
+def count_facets() -> Facets:
+    """All facets whose values are the catalogue's own, in two scans of the table."""
     table = Problem._meta.db_table
     sets = ", ".join(f"({name})" for name in COLUMNS)
     scalars = f"SELECT {', '.join(COLUMNS)}, count(*) FROM {table} GROUP BY GROUPING SETS ({sets})"
@@ -87,7 +104,7 @@ def read_matrix(problems: ProblemQuerySet, facet: str) -> Matrix:
     rows = (
         problems.order_by()
         .values_list(facet, "pattern")
-        .annotate(number=Count("pk"), quiet=Count("pk", filter=Q(silent=True)))
+        .annotate(number=Count("*"), quiet=Count("silent", filter=Q(silent=True)))
     )
     cells = {(value, pattern): Tally(number, quiet) for value, pattern, number, quiet in rows}
     patterns = tuple((str(value), str(title)) for value, title in Pattern.choices)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any, ClassVar, cast
+from functools import cached_property, lru_cache
+from typing import Any
 
 import django_filters
 from django import forms
 from django.contrib.postgres.search import SearchQuery
+from django.db import connection
+from django.db.models import BooleanField, Exists, OuterRef
+from django.db.models.expressions import RawSQL
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -17,18 +20,26 @@ from packaging.version import InvalidVersion, Version
 
 from plumbline_web.problems.enums import Provenance, UpstreamStatus
 from plumbline_web.problems.facets import Facets, read_facets
-from plumbline_web.problems.models import LANGUAGE, Problem, ProblemQuerySet
-from plumbline_web.tables.forms import LONGEST_TEXT, FilterForm
+from plumbline_web.problems.models import LANGUAGE, Problem, ProblemQuerySet, Recurrence
+from plumbline_web.tables.filters import ListFilter, Sorts, choice, search, sorting
 from plumbline_web.validations.enums import Pattern
 
 NUMBER = re.compile(r"P-(\d{1,18})", re.IGNORECASE)
 
-SORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+SORTS: Sorts = {
     "newest": ("newest first", ("-first_seen", "-id")),
     "oldest": ("oldest first", ("first_seen", "id")),
     "number": ("by number", ("id",)),
 }
-DEFAULT_SORT = "newest"
+
+SPECIFIERS = f"""
+    SELECT DISTINCT range->>'specifier' FROM {Problem._meta.db_table}, jsonb_array_elements(affected_spec) AS range
+    WHERE affected_spec @> %s::jsonb AND range->>'package' = %s
+"""
+IN_RANGE = f"""EXISTS (
+    SELECT FROM jsonb_array_elements({Problem._meta.db_table}.affected_spec) AS range
+    WHERE range->>'package' = %s AND range->>'specifier' = ANY(%s)
+)"""
 
 
 class ReleaseField(forms.CharField):
@@ -51,84 +62,36 @@ class ReleaseFilter(django_filters.Filter):
     field_class = ReleaseField
 
 
-def _choice(choices: Any, *, label: str, method: str | None = None, **kwargs: Any) -> django_filters.ChoiceFilter:
-    return django_filters.ChoiceFilter(choices=choices, method=method, label=label, **{"empty_label": "any", **kwargs})
+class ProblemFilter(ListFilter[ProblemQuerySet]):
+    """The facets of the catalogue."""
 
+    SORTS = SORTS
+    READ_FACETS = ("framework", "stage", "component", "model", "caught_by")
 
-class ProblemFilter(django_filters.FilterSet):
-    """Facets combine with and."""
-
-    text = django_filters.CharFilter(
-        method="filter_text",
-        label="Search",
-        max_length=LONGEST_TEXT,
-        widget=forms.TextInput(attrs={"type": "search", "data-search": "", "placeholder": "P-45, or words"}),
-    )
-    framework = _choice((), label="Framework")
-    pattern = _choice(Pattern.choices, label="Pattern")
-    silent = _choice([("yes", "silent"), ("no", "loud")], label="Silent", method="filter_silent")
-    status = _choice(UpstreamStatus.choices, label="Upstream")
-    provenance = _choice(Provenance.choices, label="Known by")
-    stage = _choice((), label="Stage")
-    component = _choice((), label="Component")
-    model = _choice((), label="Model", method="filter_model")
-    caught_by = _choice((), label="Caught by", method="filter_caught_by")
+    text = search("P-45, or words")
+    framework = choice(label="Framework")
+    pattern = choice(Pattern.choices, label="Pattern")
+    silent = choice([("yes", "silent"), ("no", "loud")], label="Silent", method="filter_silent")
+    status = choice(UpstreamStatus.choices, label="Upstream")
+    provenance = choice(Provenance.choices, label="Known by")
+    stage = choice(label="Stage")
+    component = choice(label="Component")
+    model = choice(label="Model", method="filter_model")
+    caught_by = choice(label="Caught by", method="filter_caught_by")
     affects = ReleaseFilter(label="Affects release", method="filter_affects")
-    recurs = _choice([("yes", "in a group"), ("no", "alone")], label="Recurrence", method="filter_recurs")
-    sort = _choice(
-        [(name, title) for name, (title, _) in SORTS.items()],
-        label="Order",
-        method="filter_nothing",
-        empty_label=None,
-    )
+    recurs = choice([("yes", "in a group"), ("no", "alone")], label="Recurrence", method="filter_recurs")
+    sort = sorting(SORTS)
 
-    class Meta:
+    class Meta(ListFilter.Meta):
         model = Problem
-        form = FilterForm
-        fields: ClassVar[list[str]] = []
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name in ("framework", "stage", "component", "model", "caught_by"):
-            self.filters[name].extra["choices"] = self._choices_of(name)
 
     @cached_property
     def facets(self) -> Facets:
         """What the catalogue holds, asked once: the choices of the facets."""
         return read_facets()
 
-    def _choices_of(self, name: str) -> Callable[[], list[tuple[str, str]]]:
-        return lambda: [(value, f"{value} ({count:,})") for value, count in self.facets.of(name)]
-
-    @property
-    def qs(self) -> ProblemQuerySet:
-        if not hasattr(self, "_qs"):
-            assert self.queryset is not None
-            queryset = cast(ProblemQuerySet, self.queryset.all())
-            if self.is_bound:
-                narrowed = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
-                queryset = cast(ProblemQuerySet, narrowed)
-            self._qs = queryset.order_by(*SORTS[self.sort_name][1])
-        return self._qs
-
-    @property
-    def sort_name(self) -> str:
-        name: str = (self.form.cleaned_data.get("sort") if self.is_bound and self.is_valid() else "") or DEFAULT_SORT
-        return name
-
-    @property
-    def unknown(self) -> dict[str, Any]:
-        """Errors that belong to no field: parameters that are no filters."""
-        return {name: errors for name, errors in self.errors.items() if name not in self.form.fields}
-
-    def active(self) -> tuple[str, ...]:
-        """Names of the facets that narrow the list."""
-        if not self.is_bound or not self.is_valid():
-            return ()
-        return tuple(name for name, value in self.form.cleaned_data.items() if value and name != "sort")
-
-    def filter_nothing(self, queryset: ProblemQuerySet, _name: str, _value: str) -> ProblemQuerySet:
-        return queryset
+    def read_choices(self, name: str) -> list[tuple[str, str]]:
+        return [(value, f"{value} ({count:,})") for value, count in self.facets.of(name)]
 
     def filter_silent(self, queryset: ProblemQuerySet, _name: str, value: str) -> ProblemQuerySet:
         return queryset.filter(silent=value == "yes")
@@ -140,7 +103,8 @@ class ProblemFilter(django_filters.FilterSet):
         return queryset.filter(caught_by__contains=[value])
 
     def filter_recurs(self, queryset: ProblemQuerySet, _name: str, value: str) -> ProblemQuerySet:
-        return queryset.filter(recurrences__isnull=value == "no").distinct()
+        grouped = Exists(Recurrence.problems.through.objects.filter(problem=OuterRef("pk")))
+        return queryset.filter(grouped if value == "yes" else ~grouped)
 
     def filter_affects(
         self, queryset: ProblemQuerySet, _name: str, value: tuple[str, Version | None]
@@ -150,12 +114,8 @@ class ProblemFilter(django_filters.FilterSet):
         named = queryset.filter(affected_spec__contains=[{"package": package}])
         if version is None:
             return named
-        found = [
-            pk
-            for pk, ranges in named.order_by().values_list("pk", "affected_spec")
-            if any(each["package"] == package and _holds(each["specifier"], version) for each in ranges)
-        ]
-        return queryset.filter(pk__in=found)
+        holding = [text for text in _list_specifiers(package) if _holds(text, str(version))]
+        return named.filter(RawSQL(IN_RANGE, (package, holding), output_field=BooleanField()))
 
     def filter_text(self, queryset: ProblemQuerySet, _name: str, value: str) -> ProblemQuerySet:
         """A number or a slug finds its problem; words are looked for in their stems, as a search engine takes them."""
@@ -167,5 +127,13 @@ class ProblemFilter(django_filters.FilterSet):
         return queryset.filter(search=words) | queryset.filter(slug=text.lower())
 
 
-def _holds(specifier: str, version: Version) -> bool:
+def _list_specifiers(package: str) -> list[str]:
+    """The different ranges that the catalogue gives for a package: far fewer than problems."""
+    with connection.cursor() as cursor:
+        cursor.execute(SPECIFIERS, [json.dumps([{"package": package}]), package])
+        return [text for (text,) in cursor.fetchall()]
+
+
+@lru_cache(maxsize=20_000)
+def _holds(specifier: str, version: str) -> bool:
     return SpecifierSet(specifier).contains(version, prereleases=True)

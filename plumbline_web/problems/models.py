@@ -9,7 +9,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import GinIndex
 from django.contrib.postgres.search import SearchVector, SearchVectorField
 from django.db import models
-from django.db.models import Index
+from django.db.models import BaseConstraint, CheckConstraint, F, Index, Q
 
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
@@ -46,7 +46,8 @@ class Problem(models.Model):
     """ISO date as far as it is known: year and month, or with the day"""
     affected = models.TextField(blank=True)
     fixed_in = models.TextField(blank=True)
-    url = models.URLField(max_length=500)
+    url = models.URLField(max_length=500, blank=True)
+    """where it is reported upstream; empty where it is not yet"""
     related_urls = ArrayField(models.URLField(max_length=500), default=list, blank=True)
     caught_by = ArrayField(models.CharField(max_length=40), default=list, blank=True)
     """kinds of checks that should see it"""
@@ -59,6 +60,8 @@ class Problem(models.Model):
     shipped = models.JSONField(null=True, blank=True)
     """the fields as the catalogue last had them: where a column differs, a person changed it. Null for a problem of
     this installation alone"""
+    merged_into = models.ForeignKey("self", null=True, blank=True, on_delete=models.PROTECT, related_name="merged")
+    """the problem that this one turned out to be; its occurrences stay its own, and are shown there"""
     version = models.PositiveIntegerField(default=1)
     """one more with every change, so that two people who change it at once lose nothing"""
     created_at = models.DateTimeField(auto_now_add=True)
@@ -85,8 +88,20 @@ class Problem(models.Model):
             GinIndex(fields=["caught_by"], name="problem_by_kind_of_check"),
             GinIndex(fields=["affected_spec"], opclasses=["jsonb_path_ops"], name="problem_by_package"),
             Index(fields=["-first_seen", "-id"], name="problem_newest"),
-            Index(fields=["framework", "pattern"], name="problem_by_framework"),
-            Index(fields=["pattern", "stage"], name="problem_by_pattern"),
+            # facets in the list's own order: the newest of an upstream state, a provenance, a component
+            Index(fields=["status", "-first_seen", "-id"], name="problem_by_status"),
+            Index(fields=["provenance", "-first_seen", "-id"], name="problem_by_provenance"),
+            Index(fields=["component", "-first_seen", "-id"], name="problem_by_component"),
+            # the matrices are counted in these two alone
+            Index(fields=["framework", "pattern"], include=["silent"], name="problem_of_framework"),
+            Index(fields=["pattern", "stage"], include=["silent"], name="problem_of_pattern"),
+            # whether any changed: what is kept of the catalogue is good until then
+            Index(fields=["-updated_at", "-id"], name="problem_by_change"),
+        ]
+        constraints: ClassVar[list[BaseConstraint]] = [
+            CheckConstraint(
+                condition=Q(merged_into__isnull=True) | ~Q(merged_into=F("id")), name="problem_not_merged_with_itself"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -32,8 +32,8 @@ class Row:
 
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Row))
 
-READ: tuple[str, ...] = ("id", *(name for name in COLUMNS if name != "id"))
-"""Columns of the table that a row needs."""
+READ: tuple[str, ...] = ("id", "merged_into", *(name for name in COLUMNS if name != "id"))
+"""Columns of the table that a row of the page needs."""
 
 
 def row(problem: Problem) -> Row:

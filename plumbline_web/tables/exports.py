@@ -1,15 +1,20 @@
-"""A filtered list as CSV or JSON: every row of the set, streamed, the same fields as the API's."""
+"""A filtered list as CSV, JSON or Parquet: every row of the set, streamed, the same fields as the API's."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
-FORMS: Mapping[str, str] = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+FORMS: Mapping[str, str] = {
+    "csv": "text/csv; charset=utf-8",
+    "json": "application/json",
+    "parquet": "application/vnd.apache.parquet",
+}
+"""Ending of the file → its media type (IANA's registry)."""
 
 CHUNK_ROWS = 2_000
 """Rows that the database hands over at once."""
@@ -25,9 +30,18 @@ class _Echo:
         return text
 
 
-def stream(rows: Iterable[Any], columns: Sequence[str], form: str) -> Iterator[str]:
-    """Dataclass instances with the fields `columns`, in one of FORMS."""
-    return stream_csv(rows, columns) if form == "csv" else stream_json(rows)
+def list_columns(kind: type[Any]) -> tuple[str, ...]:
+    """Names of the fields of a row's dataclass, in their order."""
+    return tuple(field.name for field in fields(kind))
+
+
+def stream(rows: Iterable[Any], kind: type[Any], form: str) -> Iterator[str] | Iterator[bytes]:
+    """Instances of the dataclass `kind`, in one of FORMS."""
+    if form == "parquet":
+        from plumbline_web.tables.parquet import stream_parquet  # loads a large library, which no page needs
+
+        return stream_parquet(rows, kind)
+    return stream_csv(rows, list_columns(kind)) if form == "csv" else stream_json(rows)
 
 
 def stream_csv(rows: Iterable[Any], columns: Sequence[str]) -> Iterator[str]:
@@ -48,6 +62,11 @@ def stream_json(rows: Iterable[Any]) -> Iterator[str]:
     yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
+def guard_formula(text: str) -> str:
+    """A text of a framework or a person, which must not become a formula in the reader's spreadsheet."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
 def _as_json(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
@@ -55,6 +74,6 @@ def _as_json(value: Any) -> Any:
 def _as_cell(value: Any) -> Any:
     if isinstance(value, tuple):
         value = "; ".join(value)
-    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
-        return f"'{value}"
+    if isinstance(value, str):
+        return guard_formula(value)
     return "" if value is None else _as_json(value)

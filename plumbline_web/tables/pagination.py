@@ -39,22 +39,22 @@ class Page:
         return self.number + 1 if self.has_next else None
 
 
-def read_page(queryset: QuerySet[Any], number: str, *, whole: bool) -> Page:
+def read_page(queryset: QuerySet[Any], number: str, *, whole: bool, size: int = PAGE_ROWS) -> Page:
     """A page of an ordered queryset. `number`: as the address has it; what is no page is the first or last one.
 
-    `whole`: the list is not narrowed, so that the table's own estimate says how long it is.
+    `whole`: the list is not narrowed, so that the table's own estimate says how long it is. `size`: rows of a page.
     """
     keys = list(queryset.values_list("pk", flat=True)[: MOST_COUNTED + 1])
     counted = len(keys)
-    pages = MOST_PAGES if counted > MOST_COUNTED else max(1, -(-counted // PAGE_ROWS))
+    pages = MOST_PAGES if counted > MOST_COUNTED else max(1, -(-counted // size))
     asked = int(number) if number.isdecimal() and len(number) < 10 else 1
     page = min(max(asked, 1), pages)
-    start = (page - 1) * PAGE_ROWS
-    end = start + PAGE_ROWS + 1  # one more, to know whether another page follows
+    start = (page - 1) * size
+    end = start + size + 1  # one more, to know whether another page follows
     is_beyond = end > counted > MOST_COUNTED
     found = list(queryset.values_list("pk", flat=True)[start:end]) if is_beyond else keys[start:end]
-    rows = _fetch(queryset, found[:PAGE_ROWS])
-    has_more = len(found) > PAGE_ROWS
+    rows = _fetch(queryset, found[:size])
+    has_more = len(found) > size
     return Page(
         rows=rows,
         number=page,

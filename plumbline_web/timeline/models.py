@@ -13,6 +13,8 @@ class Subject(models.TextChoices):
     TOKEN = "token", "token"
     SCHEDULE = "schedule", "schedule"
     PROBLEM = "problem", "problem"
+    REPORT = "report", "report"
+    ENVIRONMENT = "environment", "environment"
 
 
 class Event(models.Model):

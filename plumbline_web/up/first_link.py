@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from checks.errors import BadRequest
+from plumbline_web.starting import start_django
 from workers.cli import Subcommands
 
 
@@ -21,10 +21,7 @@ def run_first_link(options: argparse.Namespace) -> int:
     Raises:
         BadRequest: there is an administrator who has signed in.
     """
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "plumbline_web.settings")
-    import django
-
-    django.setup()
+    start_django()
     from django.conf import settings
 
     from plumbline_web.up.preparation import make_first_link

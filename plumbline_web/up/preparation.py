@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from checks.errors import BadRequest
+from plumbline_web.starting import start_django
 
 
 def migrate() -> int:
@@ -13,13 +12,11 @@ def migrate() -> int:
     Raises:
         BadRequest: the database does not answer.
     """
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "plumbline_web.settings")
-    import django
     from django.core.management import call_command
     from django.db import OperationalError, connection, connections
     from django.db.migrations.executor import MigrationExecutor
 
-    django.setup()
+    start_django()
     try:
         executor = MigrationExecutor(connection)
         missing = len(executor.migration_plan(executor.loader.graph.leaf_nodes()))

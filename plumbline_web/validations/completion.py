@@ -15,8 +15,9 @@ from plumbline_web.jobs.enums import JobState, Kind, Queue
 from plumbline_web.jobs.models import Job
 from plumbline_web.timeline.domain import record
 from plumbline_web.timeline.models import Subject
-from plumbline_web.validations.enums import FindingState, State, Status
-from plumbline_web.validations.models import Cell, CheckResult, Finding, FrameworkRun, Validation
+from plumbline_web.validations.enums import State, Status
+from plumbline_web.validations.findings import open_finding, withdraw_finding
+from plumbline_web.validations.models import Cell, CheckResult, FrameworkRun, Validation
 from plumbline_web.validations.states import move
 
 COMPLETES = "run.completes"
@@ -38,7 +39,7 @@ def complete(validation: Validation, answer: Mapping[str, Any]) -> None:
             _supersede(validation, known, document)
         result = _write_result(validation, position, document)
         if result.status == Status.FAIL:
-            _write_finding(result, silent=silent)
+            open_finding(result, silent=silent and result.check_name != COMPLETES)
     counts = Counter(document["status"] for document in documents)
     verdict = overall(counts)
     first = not validation.verdict
@@ -78,7 +79,7 @@ def _is_same(known: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
 def _supersede(validation: Validation, known: CheckResult, document: Mapping[str, Any]) -> None:
     known.superseded_at = timezone.now()
     known.save(update_fields=["superseded_at"])
-    Finding.objects.filter(result=known, state=FindingState.OPEN).update(state=FindingState.GONE)
+    withdraw_finding(known)
     if known.status != document["status"]:
         text = f"{known.check_name} changed from {known.status} to {document['status']}"
         record(Subject.VALIDATION, validation, text, check=known.check_name)
@@ -122,16 +123,6 @@ def _nearest(measurements: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _number(value: object) -> float | None:
     """A finite number; what JSON cannot say ("nan", "inf") has no place in a column that is sorted."""
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _write_finding(result: CheckResult, *, silent: bool) -> None:
-    Finding.objects.create(
-        validation=result.validation,
-        result=result,
-        check_name=result.check_name,
-        pattern=result.pattern,
-        silent=silent and result.check_name != COMPLETES,
-    )
 
 
 def _is_silent(documents: Iterable[Mapping[str, Any]]) -> bool:

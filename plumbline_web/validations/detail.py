@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -84,7 +85,7 @@ class Detail:
         defaults = {each.name: each.default for each in fields(RunSpec)}
         spec: Mapping[str, Any] = self.validation.spec
         return tuple(
-            Setting(name, write_value(spec[name]), write_value(defaults[name]))
+            Setting(name, _show(name, spec[name]), write_value(defaults[name]))
             for name in setting_names()
             if name in spec and write_value(spec[name]) != write_value(defaults[name])
         )
@@ -152,3 +153,8 @@ def _describe(result: CheckResult) -> CheckLine:
         word=result.status,
         sentence=result.sentence,
     )
+
+
+def _show(name: str, value: object) -> str:
+    """A setting as it is read; a command as the list that it is."""
+    return json.dumps(value, ensure_ascii=False) if name == "command" else write_value(value)

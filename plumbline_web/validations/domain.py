@@ -26,6 +26,7 @@ from plumbline_web.validations.planning import (
     describe_plan,
     need_of,
     preview,
+    refuse_command,
     resolve,
 )
 from plumbline_web.validations.pushed import attach_pushed
@@ -68,6 +69,7 @@ def submit(
     """
     if not owner.has_role(Role.SUBMITTER):
         raise Refused("forbidden", "a viewer cannot submit validations; ask an administrator for the role submitter")
+    refuse_command(submission, owner)
     earlier = _find_by_key(owner, idempotency_key)
     if earlier is not None:
         return _same(earlier, submission), False
@@ -241,7 +243,7 @@ def _attach(validation: Validation, resolved: Resolved, planned: PlannedRun) -> 
         modules=planned.modules or "",
         memory=planned.memory,
         full=validation.full and not planned.memory,
-        fresh=validation.fresh,
+        fresh=validation.fresh or bool(planned.spec.command),  # nobody knows what else a command reads
     )
 
 

@@ -67,6 +67,27 @@ class RunRole(models.TextChoices):
 
 
 class FindingState(models.TextChoices):
+    """A finding's life; `triage/changes.py` has the moves that people make."""
+
     OPEN = "open", "needs a person"
+    WAITING = "waiting", "waits for evidence"
+    """a run was asked for that will show more; back with a person when it has ended"""
     DECIDED = "decided", "decided"
+    REPEATED = "repeated", "seen again"
+    """a person decided about the same, on the same framework, environment and model, and it never passed since"""
     GONE = "gone", "gone after a re-judgement"
+
+
+class Decision(models.TextChoices):
+    """What a person says about a finding."""
+
+    NEW = "new", "confirmed, new"
+    KNOWN = "known", "confirmed, known"
+    NOT_A_PROBLEM = "not-a-problem", "not a problem"
+    CHECK_WRONG = "check-wrong", "the check or its reference is wrong"
+    INCONCLUSIVE = "inconclusive", "inconclusive"
+    NEEDS_EVIDENCE = "needs-evidence", "needs evidence"
+
+
+CONFIRMED = (Decision.NEW, Decision.KNOWN)
+"""Decisions that name a problem."""

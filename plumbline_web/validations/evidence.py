@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checks.document import read_paragraph
 from checks.registry import CHECKS
-from plumbline_web.validations.fields import read_paragraph
 from plumbline_web.validations.models import CheckResult
 from plumbline_web.validations.pictures import (
     Picture,

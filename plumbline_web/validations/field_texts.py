@@ -15,16 +15,18 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Optimizer", ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "max_grad_norm")),
     ("Schedule and seed", ("schedule", "warmup_steps", "seed")),
     ("Processes", ("dp_size", "tp_size", "ep_size", "pp_size", "cp_size", "sharding")),
-    ("The framework's own", ("options",)),
+    ("The framework's own", ("options", "command")),
     ("Rollout engine", ("synced",)),
 )
 """Settings that are named in no group come in one of their own, so that a new one is never missing."""
 
 HELP: Mapping[str, str] = {
     "objective": "sft: the next token; dpo, orpo, kto: answers preferred over others, from data with preferences; "
+    "reward: a score of each of them; "
     "grpo: the model's own answers, by reward; ppo, reinforce_plus_plus: the same, a token at a time; frameworks that "
     "have them",
-    "beta": "of dpo, kto, grpo: how strongly the model is held to what it began as; of orpo: weight of the odds ratio",
+    "beta": "of dpo, kto, grpo: how strongly the model is held to what it began as; of orpo: weight of the odds ratio; "
+    "of reward: that of the centring term",
     "grpo_loss": "the variant that was published",
     "num_generations": "completions of one prompt; batch × accumulation is a multiple of it",
     "num_iterations": "steps on the same completions",
@@ -50,5 +52,7 @@ HELP: Mapping[str, str] = {
     "cp_size": "processes that share the tokens of every row; not in every framework",
     "sharding": "what data-parallel processes hold: ddp, all of the model; fsdp2, a part of each parameter",
     "options": "settings of this framework alone, each as name=value, separated by commas; see docs/frameworks.md",
+    "command": "of framework command, for administrators: what is run, as a shell has it, but by none; {model}, {data} "
+    "and {output} stand for paths; state precision, steps and what else is to be judged",
     "synced": "directory of the weights that an engine holds, as safetensors with sync.json; for transfer.sync",
 }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from checks.document import PARAGRAPHS
+from checks.document import read_paragraph
 from checks.faults import FAULTS
 from checks.levels import LEVELS
 from checks.models.families import FAMILIES
@@ -254,21 +253,6 @@ class _Painter:
 
 
 _DEFAULTS: Mapping[str, object] = {each.name: each.default for each in dataclasses.fields(RunSpec)}
-
-
-def read_paragraph(description: str, head: str) -> str:
-    """The sentence after `Catches:` or `Cost:` in a check's description, on one line; empty where there is none.
-
-    >>> read_paragraph("A claim.\\n\\nCatches: this,\\nand that.\\nCost: nothing.", "Catches")
-    'this, and that.'
-    >>> read_paragraph("Reference: told\\napart: both.\\nCatches: this.", "Reference")
-    'told apart: both.'
-    """
-    following = "|".join(PARAGRAPHS)
-    found = re.search(
-        rf"^{re.escape(head)}: (.+?)(?=\n(?:{following}): |\n\n|\Z)", description, re.MULTILINE | re.DOTALL
-    )
-    return " ".join(found[1].split()) if found else ""
 
 
 def _say_bounds(name: str) -> str:

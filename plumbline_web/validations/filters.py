@@ -1,18 +1,12 @@
-"""The one filter of validations: the page, the API and the exports narrow the list by it.
-
-`ValidationFilter(data, queryset=…)`: `data` is a QueryDict or a dict of texts; `.is_valid()`, `.errors` (field →
-sentences) and `.qs`. Whoever shows `.qs` without asking `.is_valid()` gets nothing for a filter that is wrong, never
-the unfiltered list.
-"""
+"""The one filter of validations: the page, the API and the exports narrow the list by it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import django_filters
 from django import forms
@@ -23,24 +17,23 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from checks.registry import CHECKS
 from plumbline_web.jobs.enums import Queue
-from plumbline_web.tables.forms import LONGEST_TEXT, FilterForm
+from plumbline_web.tables.filters import ListFilter, Sorts, choice, search, sorting
 from plumbline_web.validations.enums import OPEN, FindingState, Pattern, State, Status
 from plumbline_web.validations.models import CheckResult, Finding, Validation
-from plumbline_web.validations.names import NO_PROFILE, Names, read_names
+from plumbline_web.validations.names import NO_PROFILE, Names
 from plumbline_web.validations.querysets import ValidationQuerySet
 
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 NUMBER = re.compile(r"(?:V-)?(\d{1,18})", re.IGNORECASE)
 
-SORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+SORTS: Sorts = {
     "newest": ("newest first", ("-created_at", "-id")),
     "oldest": ("oldest first", ("created_at", "id")),
     "slowest": ("longest first", ("-duration", "-id")),
     "fastest": ("shortest first", ("duration", "id")),
     "worst": ("most failures first", ("-failed", "-created_at", "-id")),
 }
-DEFAULT_SORT = "newest"
 
 DURATION_NAMES = ("slowest", "fastest")
 """Sorts that need the duration, which no row stores."""
@@ -93,86 +86,40 @@ class MomentFilter(django_filters.Filter):
     field_class = MomentField
 
 
-def _choice(choices: Any, *, method: str | None = None, label: str, **kwargs: Any) -> django_filters.ChoiceFilter:
-    return django_filters.ChoiceFilter(choices=choices, method=method, label=label, **{"empty_label": "any", **kwargs})
+class ValidationFilter(ListFilter[ValidationQuerySet]):
+    """`status` speaks of `check` where both are given, of any check else."""
 
+    SORTS = SORTS
+    READ_FACETS = ("framework", "model", "profile", "who")
 
-class ValidationFilter(django_filters.FilterSet):
-    """Facets combine with and; `status` speaks of `check` where both are given, of any check else."""
-
-    text = django_filters.CharFilter(
-        method="filter_text",
-        label="Search",
-        max_length=LONGEST_TEXT,
-        widget=forms.TextInput(attrs={"type": "search", "data-search": "", "placeholder": "V-12, or words"}),
-    )
-    framework = _choice((), label="Framework", method="filter_framework")
-    model = _choice((), label="Model", method="filter_model")
-    verdict = _choice(Status.choices, label="Verdict")
-    state = _choice([*State.choices, ("open", "queued or running")], label="State", method="filter_state")
-    check = _choice([(name, name) for name in CHECKS], label="Check", method="filter_check")
-    status = _choice(Status.choices, label="Check's status", method="filter_check")
-    pattern = _choice(Pattern.choices, label="Pattern", method="filter_pattern")
-    profile = _choice((), label="Profile", method="filter_profile")
-    who = _choice((), label="Who", method="filter_who")
-    queue = _choice(Queue.choices, label="Queue")
+    text = search("V-12, or words")
+    framework = choice(label="Framework", method="filter_framework")
+    model = choice(label="Model", method="filter_model")
+    verdict = choice(Status.choices, label="Verdict")
+    state = choice([*State.choices, ("open", "queued or running")], label="State", method="filter_state")
+    check = choice([(name, name) for name in CHECKS], label="Check", method="filter_check")
+    status = choice(Status.choices, label="Check's status", method="filter_check")
+    pattern = choice(Pattern.choices, label="Pattern", method="filter_pattern")
+    profile = choice(label="Profile", method="filter_profile")
+    who = choice(label="Who", method="filter_who")
+    queue = choice(Queue.choices, label="Queue")
     since = MomentFilter(label="Since", method="filter_since")
     until = MomentFilter(label="Until", method="filter_until")
-    sort = _choice(
-        [(name, title) for name, (title, _) in SORTS.items()],
-        label="Order",
-        method="filter_nothing",
-        empty_label=None,  # the first is in force where none is given
-    )
+    sort = sorting(SORTS)
 
-    class Meta:
+    class Meta(ListFilter.Meta):
         model = Validation
-        form = FilterForm
-        fields: ClassVar[list[str]] = []
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name in ("framework", "model", "profile", "who"):
-            self.filters[name].extra["choices"] = self._choices_of(name)
 
     @cached_property
     def names(self) -> Names:
         """The small tables, read once: they are the choices, and the words of a search are looked up in them."""
-        return read_names()
+        return Names()
 
-    def _choices_of(self, name: str) -> Callable[[], list[tuple[str, str]]]:
-        # A function, because forms copy their fields deeply: a bound method would take a copy of all this with it.
-        return lambda: self.names.choices(name)
+    def read_choices(self, name: str) -> list[tuple[str, str]]:
+        return self.names.choices(name)
 
-    @property
-    def qs(self) -> ValidationQuerySet:
-        if not hasattr(self, "_qs"):
-            assert self.queryset is not None  # given, or that of Meta.model
-            queryset = cast(ValidationQuerySet, self.queryset.all())
-            if self.is_bound:
-                narrowed = self.filter_queryset(queryset) if self.is_valid() else queryset.none()
-                queryset = cast(ValidationQuerySet, narrowed)
-            self._qs = order(queryset, self.sort_name)
-        return self._qs
-
-    @property
-    def sort_name(self) -> str:
-        name: str = (self.form.cleaned_data.get("sort") if self.is_bound and self.is_valid() else "") or DEFAULT_SORT
-        return name
-
-    @property
-    def unknown(self) -> dict[str, Any]:
-        """Errors that belong to no field: parameters that are no filters."""
-        return {name: errors for name, errors in self.errors.items() if name not in self.form.fields}
-
-    def active(self) -> tuple[str, ...]:
-        """Names of the facets that narrow the list."""
-        if not self.is_bound or not self.is_valid():
-            return ()
-        return tuple(name for name, value in self.form.cleaned_data.items() if value and name != "sort")
-
-    def filter_nothing(self, queryset: ValidationQuerySet, _name: str, _value: str) -> ValidationQuerySet:
-        return queryset
+    def order(self, queryset: ValidationQuerySet) -> ValidationQuerySet:
+        return super().order(queryset.annotate(duration=DURATION) if self.sort_name in DURATION_NAMES else queryset)
 
     def filter_state(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         return queryset.filter(state__in=OPEN) if value == "open" else queryset.filter(state=value)
@@ -190,9 +137,8 @@ class ValidationFilter(django_filters.FilterSet):
 
     def filter_pattern(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
         # Every failing verdict has its finding, and those are a hundredth of the verdicts, with an index for this.
-        findings = Finding.objects.filter(
-            validation=OuterRef("pk"), pattern=value, state__in=[FindingState.OPEN, FindingState.DECIDED]
-        )
+        standing = [state for state in FindingState if state != FindingState.GONE]
+        findings = Finding.objects.filter(validation=OuterRef("pk"), pattern=value, state__in=standing)
         return queryset.filter(Exists(findings))
 
     def filter_framework(self, queryset: ValidationQuerySet, _name: str, value: str) -> ValidationQuerySet:
@@ -227,10 +173,3 @@ class ValidationFilter(django_filters.FilterSet):
                 return queryset.none()
             queryset = queryset.filter(mentions)
         return queryset
-
-
-def order(queryset: ValidationQuerySet, name: str) -> ValidationQuerySet:
-    """The list in one of SORTS; by number where the first key is equal, so that pages do not overlap."""
-    if name in DURATION_NAMES:
-        queryset = queryset.annotate(duration=DURATION)
-    return queryset.order_by(*SORTS[name][1])

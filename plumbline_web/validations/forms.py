@@ -5,6 +5,7 @@ What a person typed stays text until the domain reads it, so that nothing typed 
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -119,7 +120,14 @@ def _read_checks(names: Iterable[str] | None) -> frozenset[str]:
 
 
 def _write_settings(settings: Mapping[str, object]) -> dict[str, str]:
-    return {SETTING + name: write_value(value) for name, value in settings.items()}
+    return {SETTING + name: write_setting(name, value) for name, value in settings.items()}
+
+
+def write_setting(name: str, value: object) -> str:
+    """A setting as a person would type it; a command as a shell's words, so that it is split into the same again."""
+    if name == "command" and isinstance(value, (list, tuple)):
+        return shlex.join(str(item) for item in value)
+    return write_value(value)
 
 
 def write_value(value: object) -> str:

@@ -7,6 +7,7 @@ many rows one name has, and chooses plans that take seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from django.db.models import Exists, OuterRef, Q
 
@@ -29,14 +30,30 @@ class Name:
     """in which a search looks, in lower case"""
 
 
-@dataclass(frozen=True)
 class Names:
-    """The names by filter, in the order of their titles."""
+    """The names by filter, in the order of their titles; each small table is read once, when it is asked for."""
 
-    framework: tuple[Name, ...]
-    model: tuple[Name, ...]
-    profile: tuple[Name, ...]
-    who: tuple[Name, ...]
+    @cached_property
+    def framework(self) -> tuple[Name, ...]:
+        rows = Framework.objects.order_by("name")
+        return tuple(Name(row.pk, row.name, row.name, f"{row.name} {row.title}".lower()) for row in rows)
+
+    @cached_property
+    def model(self) -> tuple[Name, ...]:
+        rows = TrainedModel.objects.order_by("name", "pk")
+        return tuple(Name(row.pk, row.name, row.name, f"{row.name} {row.family}".lower()) for row in rows)
+
+    @cached_property
+    def profile(self) -> tuple[Name, ...]:
+        rows = Profile.objects.order_by("name", "-version")
+        return tuple(Name(row.pk, f"{row.name}@{row.version}", str(row), row.name.lower()) for row in rows)
+
+    @cached_property
+    def who(self) -> tuple[Name, ...]:
+        """People who ever submitted."""
+        submitted = Exists(Validation.objects.filter(owner=OuterRef("pk")))
+        rows = User.objects.filter(submitted).order_by("username")
+        return tuple(Name(row.pk, row.username, row.username, row.username.lower()) for row in rows)
 
     def choices(self, facet: str) -> list[tuple[str, str]]:
         rows: tuple[Name, ...] = getattr(self, facet)
@@ -60,23 +77,3 @@ class Names:
         if faults:
             found |= Q(inject__in=faults)
         return found or None
-
-
-def read_names() -> Names:
-    """Four queries, none of them on the large table but to see who ever submitted."""
-    people = User.objects.filter(Exists(Validation.objects.filter(owner=OuterRef("pk")))).order_by("username")
-    return Names(
-        framework=tuple(
-            Name(row.pk, row.name, row.name, f"{row.name} {row.title}".lower())
-            for row in Framework.objects.order_by("name")
-        ),
-        model=tuple(
-            Name(row.pk, row.name, row.name, f"{row.name} {row.family}".lower())
-            for row in TrainedModel.objects.order_by("name", "pk")
-        ),
-        profile=tuple(
-            Name(row.pk, f"{row.name}@{row.version}", str(row), row.name.lower())
-            for row in Profile.objects.order_by("name", "-version")
-        ),
-        who=tuple(Name(row.pk, row.username, row.username, row.username.lower()) for row in people),
-    )

@@ -21,6 +21,9 @@ from plumbline_web.validations.enums import RunState
 from plumbline_web.validations.models import FrameworkRun
 from workers.report.as_json import to_plain
 
+OF_COMMANDS = ("command", "unstated")
+"""Fields of a run spec that only a command has, and that are left out elsewhere: earlier needs stay what they were."""
+
 RECENT_JOBS = 20
 """How many earlier jobs the expected time is the median of."""
 
@@ -40,7 +43,9 @@ def digest_need(
 
     Paths are not among it, their contents are.
     """
-    settings: Mapping[str, Any] = {k: v for k, v in to_plain(spec).items() if k not in ("model", "data")}
+    settings: Mapping[str, Any] = {
+        k: v for k, v in to_plain(spec).items() if k not in ("model", "data") and not (k in OF_COMMANDS and not v)
+    }
     content = [environment.digest, model.revision, data_digest, settings, list(steps), modules, full]
     if memory:  # said only where it is so: what was stored before there was a choice stays what it is
         content.append("memory")

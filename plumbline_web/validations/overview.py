@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import Count, Q
+from django.db.models import Count, Q, Window
 from django.utils import timezone
 
 from plumbline_web.accounts.models import User
@@ -211,9 +211,9 @@ def read_patterns() -> tuple[tuple[PatternCount, ...], int, int]:
 
 def read_running(user: User) -> tuple[tuple[Validation, ...], int]:
     """Validations that run or wait, those that run first; and how many there are."""
-    rows = Validation.objects.visible_to(user).filter(state__in=OPEN)
-    ordered = rows.with_names().order_by("-state", "created_at")  # "running" sorts after "queued"
-    return tuple(ordered[:SHOWN_RUNNING]), rows.order_by()[:MOST_COUNTED].count()
+    rows = Validation.objects.visible_to(user).filter(state__in=OPEN).annotate(total=Window(Count("pk")))
+    ordered = tuple(rows.with_names().order_by("-state", "created_at")[:SHOWN_RUNNING])  # "queued" sorts before it
+    return ordered, ordered[0].total if ordered else 0
 
 
 def has_any(user: User) -> bool:

@@ -10,6 +10,7 @@ from checks.errors import BadRequest
 from checks.models import resolve_model
 from checks.references.budget import reference_memory
 from checks.spec import RunSpec
+from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.catalog.installed import get_environment, get_framework, get_model
 from plumbline_web.catalog.models import Environment, Framework, TrainedModel
@@ -22,6 +23,7 @@ from plumbline_web.validations.pushed import environment_of, find_pushed, pushed
 from plumbline_web.validations.submission import FIELDS, InvalidSubmission, Submission, check_roots
 from workers.devices.lending import refuse_too_many
 from workers.execution import TITLES
+from workers.frameworks.command.stated import FRAMEWORK as COMMAND
 from workers.planner import Plan, PlannedRun, make_plan
 from workers.push.judging import build_pushed_spec, keep_asked_run
 from workers.validate import build_spec
@@ -145,11 +147,25 @@ def _shorten_place(place: str, asked: str) -> str:
     return place.rpartition("/")[2]
 
 
+def refuse_command(submission: Submission, user: User) -> None:
+    """Refuse a command line of anybody but an administrator; a capture of one that ran elsewhere is only data.
+
+    Raises:
+        InvalidSubmission: naming the field.
+    """
+    runs = submission.capture is None and (submission.framework == COMMAND or "command" in submission.settings)
+    if runs and not user.has_role(Role.ADMINISTRATOR):
+        sentence = f"only an administrator runs a command line here, and you are {user.role}; use --local, or push"
+        raise InvalidSubmission({"framework": f"{sentence} what you recorded"})
+
+
 def preview(submission: Submission, *, user: User) -> Preview:
     """What a submission would take if it were submitted now. Raises InvalidSubmission."""
+    refuse_command(submission, user)
     resolved = resolve(submission)
     needs = [
-        (planned, find_stored(need_of(resolved, planned), fresh=submission.fresh)) for planned in resolved.plan.runs
+        (planned, find_stored(need_of(resolved, planned), fresh=submission.fresh or bool(planned.spec.command)))
+        for planned in resolved.plan.runs
     ]
     runs = tuple(
         PreviewRun(
@@ -171,7 +187,8 @@ def preview(submission: Submission, *, user: User) -> Preview:
 
 
 def _expect_whole(resolved: Resolved, new_runs: int) -> float | None:
-    times = [expected_seconds(kind, resolved.framework, resolved.model) for kind in Kind]
+    kinds = (Kind.CAPTURE, Kind.REFERENCE, Kind.JUDGE)
+    times = [expected_seconds(kind, resolved.framework, resolved.model) for kind in kinds]
     capture, reference, judge = times
     if judge is None or (new_runs and capture is None):
         return None

@@ -35,12 +35,18 @@ STATEMENTS: Mapping[str, str] = {
     """,
     # A team decides within a week or two; what is older was decided.
     "findings": """
-        INSERT INTO validations_finding (validation_id, result_id, check_name, pattern, silent, state, created_at)
-        SELECT result.validation_id, result.id, result.check_name, result.pattern, result.check_name <> 'run.completes',
-            CASE WHEN seeded.ended_at > (SELECT max(ended_at) FROM seeded) - interval '10 days'
-                THEN 'open' ELSE 'decided' END,
-            result.judged_at
-        FROM seeded JOIN validations_checkresult result ON result.validation_id = seeded.id
+        INSERT INTO validations_finding (validation_id, result_id, check_name, pattern, silent, signature, "group",
+            regressed, state, decision, reason, decided_by_id, decided_at, version, created_at)
+        SELECT validation_id, id, check_name, pattern, check_name <> 'run.completes', signature, signature,
+            id % 20 = 0, CASE WHEN is_new THEN 'open' ELSE 'decided' END,
+            CASE WHEN is_new THEN '' ELSE 'inconclusive' END, '',
+            CASE WHEN NOT is_new THEN owner_id END, CASE WHEN NOT is_new THEN judged_at END, 1, judged_at
+        FROM (
+            SELECT result.*, seeded.owner_id,
+                encode(sha256((result.check_name || seeded.kind || result.model_id)::bytea), 'hex') AS signature,
+                seeded.ended_at > (SELECT max(ended_at) FROM seeded) - interval '10 days' AS is_new
+            FROM seeded JOIN validations_checkresult result ON result.validation_id = seeded.id
+        ) result
         WHERE result.status = 'fail'
     """,
     "events": """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -199,7 +200,7 @@ class _Reader:
         for name, given in value.items():
             if given is None or given == "":
                 continue
-            text = _as_text(given)
+            text = _join_command(given) if name == "command" else _as_text(given)
             if len(text) > LONGEST_TEXT:
                 self._errors[f"settings.{name[:60]}"] = f"has {len(text):,} characters; give at most {LONGEST_TEXT}"
                 continue
@@ -264,6 +265,11 @@ class _Reader:
     def finish(self) -> None:
         if self._errors:
             raise InvalidSubmission(self._errors)
+
+
+def _join_command(value: object) -> str:
+    """A list of arguments as the text that is split into it again."""
+    return shlex.join(map(str, value)) if isinstance(value, (list, tuple)) else _as_text(value)
 
 
 def _as_text(value: object) -> str:

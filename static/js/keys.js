@@ -1,5 +1,6 @@
 // The one table of keyboard shortcuts. The help dialog is drawn from it, and only this file listens for them.
-// A page adds its own with addShortcuts([["u", "what it does", act]]).
+// A page adds its own with addShortcuts([["u", "what it does", act]]); one with a key of this table takes its place.
+// A shortcut without a text is not in the help: another one speaks for it.
 
 import { moveRow, openRow, selectRow } from "./table.js";
 import { switchDensity, switchTheme } from "./theme.js";
@@ -16,6 +17,8 @@ const SHORTCUTS = [
   ["g o", "overview", () => location.assign("/")],
   ["g v", "validations", () => location.assign("/validations/")],
   ["g c", "compare", () => location.assign("/compare/")],
+  ["g p", "problems", () => location.assign("/problems/")],
+  ["g t", "triage", () => location.assign("/triage/")],
   ["n", "new validation", () => location.assign("/validations/new/")],
   ["/", "search", focusSearch],
   ["j", "next row of a table", () => moveRow(1)],
@@ -29,17 +32,23 @@ const SHORTCUTS = [
 ];
 
 export function addShortcuts(rows) {
-  SHORTCUTS.push(...rows);
+  for (const row of rows) {
+    const at = SHORTCUTS.findIndex(([keys]) => keys === row[0]);
+    if (at < 0) SHORTCUTS.push(row);
+    else SHORTCUTS[at] = row;
+  }
 }
+
+const SHOWN = { " ": "space" };
 
 function openHelp() {
   const list = document.getElementById("help-list");
-  const rows = SHORTCUTS.flatMap(([keys, text]) => {
+  const rows = SHORTCUTS.filter(([, text]) => text).flatMap(([keys, text]) => {
     const term = document.createElement("dt");
-    for (const [index, key] of keys.split(" ").entries()) {
+    for (const [index, key] of (keys === " " ? [keys] : keys.split(" ")).entries()) {
       if (index) term.append(" then ");
       const cap = document.createElement("kbd");
-      cap.textContent = key;
+      cap.textContent = SHOWN[key] ?? key;
       term.append(cap);
     }
     const description = document.createElement("dd");
@@ -71,11 +80,18 @@ export function startKeys() {
     button.addEventListener("click", openHelp);
   }
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     if (document.querySelector("dialog[open]")) return;
+    if ((event.ctrlKey || event.metaKey) && event.key === "Enter") {
+      const save = SHORTCUTS.find(([each]) => each === "ctrl+enter");
+      if (!save) return;
+      event.preventDefault();
+      save[2]();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     const key = event.key === "Enter" ? "enter" : event.key;
-    // Enter and space belong to the link or button that has the focus.
-    if (key === "enter" && event.target.closest("a, button, summary")) return;
+    // Enter and space belong to the link, button or box that has the focus.
+    if ((key === "enter" || key === " ") && event.target.closest("a, button, summary, input")) return;
     const keys = first ? `${first} ${key}` : key;
     clearTimeout(timer);
     first = "";

@@ -39,7 +39,7 @@ def make_rl_material(
     directory.mkdir(parents=True, exist_ok=True)
     manifest: dict[str, Any] = {"format": "plumbline-capture", "version": 1, "missing": [], "environment": None}
     manifest |= {"started": "2026-03-01T12:00:00+00:00", "files": [], "tensors": []}
-    steps = [_record(step, values, (counted or {}).get(step)) for step, values in scalars.items()]
+    steps = [record_step(step, values, (counted or {}).get(step)) for step, values in scalars.items()]
     manifest["ranks"] = [{"rank": 0, "local_rank": 0, "pid": 1, "steps": steps, "rows": []}]
     for step, tensors in (rollouts or {}).items():
         _write(directory, manifest, step, tensors)
@@ -50,7 +50,7 @@ def make_rl_material(
     )
 
 
-def _record(step: int, values: Sequence[float], counted: Sequence[int] | None) -> dict[str, Any]:
+def record_step(step: int, values: Sequence[float], counted: Sequence[int] | None = None) -> dict[str, Any]:
     micro_batches = []
     for index, value in enumerate(values):
         calls = []

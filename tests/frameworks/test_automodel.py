@@ -28,10 +28,23 @@ def ask(family: str = "qwen3", **settings: Any) -> RunSpec:
     ("family", "settings", "said"),
     [
         ("qwen3", {"precision": "bf16"}, "precision: AutoModel has no autocast over float32 parameters on a CPU"),
-        ("qwen3", {"packing": True}, "packing: AutoModel is run unpacked here"),
-        ("qwen3", {"lora": True}, "lora: AutoModel is run without adapters here"),
+        (
+            "qwen3_moe",
+            {"packing": True},
+            "packing: AutoModel is run with packed rows on one process, of models without",
+        ),
+        (
+            "qwen3",
+            {"lora": True, "tp_size": 2},
+            "lora: AutoModel is run with adapters on one process, of models without",
+        ),
+        ("qwen3", {"options": ("loss=chunked",), "pp_size": 2}, "options: AutoModel's chunked loss takes no pipeline"),
         ("qwen3", {"resume_after": 1, "resharded": True}, "resharded: AutoModel is resumed in its own layout here"),
-        ("qwen3", {"cp_size": 2}, "cp_size: AutoModel, which wants a GPU's attention for it, divides nothing along it"),
+        (
+            "qwen3",
+            {"cp_size": 2},
+            "cp_size: AutoModel shares tokens among ranks through Transformer Engine's attention",
+        ),
         ("qwen3", {"tp_size": 4}, "tp_size: 4 does not divide num_key_value_heads 2"),
         ("qwen3", {"pp_size": 4}, "pp_size: 4 does not divide num_hidden_layers 2"),
         ("qwen3", {"pp_size": 2, "batch": 1}, "batch: 1 gives 2 stages fewer rows than there are of them"),

@@ -119,3 +119,20 @@ def test_a_fault_of_one_rank_is_seen_in_every_layout_and_the_rank_is_named(layou
     assert verdict.status is Status.FAIL
     assert verdict.evidence["ranks"] == [1]
     assert "rank 1" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        ({"lora": True}, {"step.lora"}),
+        ({"packing": True}, {"data.packing"}),
+        ({"options": ("loss=chunked",)}, {"step.loss"}),
+    ],
+    ids=["lora", "packed", "chunked"],
+)
+def test_adapters_packs_and_a_chunked_loss_take_the_step_of_the_definition(
+    settings: dict[str, object], more: set[str]
+) -> None:
+    said = {name: each for name, each in run("qwen3", settings).items() if each.status is not Status.SKIPPED}
+    assert {each.status for each in said.values()} == {Status.PASS}, {n: each.sentence for n, each in said.items()}
+    assert said.keys() >= STEP | DATA | more

@@ -70,8 +70,9 @@ def test_one_process_takes_the_step_of_the_definition(tmp_path: Path, model: str
         ("tiny:qwen3", ("cp_size=2",)),
         ("tiny:qwen3_moe", ("ep_size=2",)),
         ("tiny:qwen3", ("tp_size=2", "options=perform_initialization=true")),
+        ("tiny:qwen3", ("tp_size=2", "pp_size=2", "options=perform_initialization=true")),
     ],
-    ids=["pp2", "cp2", "ep2", "tp2"],
+    ids=["pp2", "cp2", "ep2", "tp2", "tp2-pp2"],
 )
 def test_two_processes_take_the_step_of_one(tmp_path: Path, model: str, settings: tuple[str, ...]) -> None:
     passed(validate(tmp_path, RANKS, model, *settings), *RANKS)

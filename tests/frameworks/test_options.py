@@ -68,6 +68,6 @@ def test_a_framework_without_options_says_so() -> None:
 
 
 def test_fields_of_several_values_come_back_as_they_were() -> None:
-    assert LISTS == ("lora_targets", "options")
+    assert LISTS == ("lora_targets", "options", "command", "unstated")
     given = spec("loss_scale=all")
     assert read_spec(to_plain(given)) == given

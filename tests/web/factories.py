@@ -26,8 +26,10 @@ from plumbline_web.artefacts.models import Artefact
 from plumbline_web.catalog.models import Environment, Framework, Profile, TrainedModel
 from plumbline_web.jobs.enums import JobState, Kind, Queue
 from plumbline_web.jobs.models import Job, LogLine
+from plumbline_web.problems.models import Problem
 from plumbline_web.timeline.models import Event, Subject
 from plumbline_web.validations.enums import RunRole, RunState, State, Status
+from plumbline_web.validations.findings import open_finding
 from plumbline_web.validations.models import (
     Capture,
     CaptureFile,
@@ -217,14 +219,33 @@ def add_results(validation: Validation, verdicts: Sequence[Mapping[str, Any]]) -
 
 
 def make_finding(result: CheckResult, **fields: Any) -> Finding:
-    return Finding.objects.create(
-        validation=result.validation,
-        result=result,
-        check_name=result.check_name,
-        pattern=result.pattern,
-        silent=fields.pop("silent", True),
-        **fields,
-    )
+    """As a judge job writes it, and then with `fields`."""
+    finding = open_finding(result, silent=fields.pop("silent", True))
+    for name, value in fields.items():
+        setattr(finding, name, value)
+    finding.save()
+    return finding
+
+
+def make_problem(slug: str = "loss-counted-twice", **fields: Any) -> Problem:
+    """A problem as a person might write it down."""
+    defaults = {
+        "title": "The loss is divided by the wrong count",
+        "framework": "transformers",
+        "component": "trainer",
+        "pattern": "objective-scale",
+        "stage": "loss",
+        "silent": True,
+        "symptom": "Every gradient is half of what it should be.",
+        "root_cause": "The tokens of all micro-batches are counted in each.",
+        "status": "open",
+        "first_seen": "2026-11-01",
+        "url": f"https://example.org/{slug}",
+        "cpu_reproducible": "yes",
+        "confidence": "high",
+    }
+    problem, _ = Problem.objects.get_or_create(slug=slug, defaults={**defaults, **fields})
+    return problem
 
 
 def make_run(

@@ -6,7 +6,7 @@ import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from plumbline_web.addresses import broker_url, read_database_url, redis_url
+from plumbline_web.addresses import broker_url, read_database_url, read_mail_url, redis_url
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,23 @@ def test_a_database_on_a_socket_is_read() -> None:
 def test_another_database_is_refused(url: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="DATABASE_URL: "):
         read_database_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        ("", ("", 25, "", "", "")),
+        ("smtp://mail.example.org", ("mail.example.org", 25, "", "", "")),
+        ("smtp://a:p%40ss@mail.example.org?tls=start", ("mail.example.org", 587, "a", "p@ss", "start")),
+        ("smtp://mail.example.org:2465?tls=always", ("mail.example.org", 2465, "", "", "always")),
+    ],
+)
+def test_a_mail_server_is_read(url: str, read: tuple[str, int, str, str, str]) -> None:
+    server = read_mail_url(url)
+    assert (server.host, server.port, server.user, server.password, server.tls) == read
+
+
+@pytest.mark.parametrize("url", ["https://mail.example.org", "smtp://", "smtp://mail.example.org?tls=perhaps"])
+def test_what_is_no_mail_server_is_refused(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="PLUMBLINE_MAIL: is no mail server; write smtp://"):
+        read_mail_url(url)

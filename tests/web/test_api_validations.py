@@ -261,7 +261,7 @@ def test_a_log_is_read_while_it_grows(client: Client, headers: dict[str, str], u
 def test_the_catalogue_says_what_can_be_asked_for(client: Client, headers: dict[str, str], user: User) -> None:
     frameworks = client.get("/api/v1/frameworks", headers=headers).json()
     assert {each["name"] for each in frameworks} == set(names())
-    assert {each["name"] for each in frameworks if each["installed"]} == {"plain", "transformers", "trl"}
+    assert {each["name"] for each in frameworks if each["installed"]} == {"command", "plain", "transformers", "trl"}
     checks = client.get("/api/v1/checks", headers=headers).json()
     assert "step.loss" in {each["name"] for each in checks}
     make_validation(owner=user, runs=False)

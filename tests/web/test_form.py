@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from django.test import Client, override_settings
 
+from checks.document import read_paragraph
 from checks.registry import CHECKS, DEFAULT_CHECKS
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
 from plumbline_web.validations.enums import State
-from plumbline_web.validations.fields import draw, read_paragraph
+from plumbline_web.validations.fields import draw
 from plumbline_web.validations.forms import SETTING, Entries, read_clone, write_value
 from plumbline_web.validations.models import Validation
 from plumbline_web.validations.submission import Submission, read_submission

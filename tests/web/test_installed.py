@@ -41,7 +41,7 @@ def test_a_framework_of_another_environment_has_that_one_s_versions() -> None:
 def test_what_is_installed_is_offered_first() -> None:
     offered = [each.name for each in list_frameworks()]
     lacking = ["megatron_core", "megatron_swift", "miles", "automodel"]
-    assert offered == ["transformers", "ms_swift", "plain", "trl", *lacking]
+    assert offered == ["transformers", "ms_swift", "plain", "trl", "command", *lacking]
 
 
 def test_a_python_that_does_not_answer_is_taken_for_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,35 @@ def test_whoever_is_not_signed_in_sees_no_problem() -> None:
     assert Client().get("/problems/").status_code == 302
     assert Client().get("/problems.json").status_code == 302
     assert Client().get("/api/v1/problems").status_code == 401
+
+
+def test_facets_are_counted_again_only_when_a_problem_has_changed() -> None:
+    client = sign_in()
+    client.get("/problems/")
+    with CaptureQueriesContext(connection) as queries:
+        assert "trl (25)" in client.get("/problems/").content.decode()
+    assert not any("GROUPING SETS" in query["sql"] for query in queries)
+    problem = Problem.objects.filter(framework="trl")[0]
+    problem.framework = "nanotron"
+    problem.save()
+    page = client.get("/problems/").content.decode()
+    assert "trl (24)" in page
+    assert "nanotron (" in page
+
+
+def test_recurrences_come_in_pages_the_largest_first_and_one_by_itself() -> None:
+    problems = list(Problem.objects.order_by("pk")[:2])
+    for number in range(15):
+        Recurrence.objects.create(name=f"another fault {number}").problems.set(problems)
+    client = sign_in()
+    first, second = (client.get(f"/problems/recurrences/{query}").content.decode() for query in ("", "?page=2"))
+    assert first.count('<details class="disclosure"') == 30
+    assert second.count('<details class="disclosure"') == 15
+    assert "another fault 14" in second
+    sizes = [int(size) for size in re.findall(r'<span class="soft">(\d+) problem', first + second)]
+    assert sizes == sorted(sizes, reverse=True)
+    group = Recurrence.objects.get(name="another fault 3")
+    alone = client.get(f"/problems/recurrences/?group={group.pk}").content.decode()
+    assert alone.count('<details class="disclosure"') == 1
+    assert "another fault 3" in alone
+    assert f"/problems/recurrences/?group={group.pk}" in client.get(f"/problems/P-{problems[0].pk}/").content.decode()

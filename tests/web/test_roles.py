@@ -14,7 +14,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from plumbline_web.accounts.enums import Role
 from plumbline_web.accounts.models import User
-from plumbline_web.accounts.tokens import create_token
+from plumbline_web.accounts.tokens import ROLE_OF_SCOPE, create_token
 from plumbline_web.catalog.models import Schedule
 from tests.web.factories import make_capture, make_framework, make_job, make_profile, make_validation
 
@@ -27,6 +27,7 @@ EVERYONE = frozenset(WHO)
 SIGNED_IN = EVERYONE - {"anonymous"}
 SUBMITTERS = SIGNED_IN - {"viewer"}
 CHANGERS = SUBMITTERS - {"stranger"}
+TRIAGERS = frozenset({"triager", "administrator"})
 ADMINISTRATORS = frozenset({"administrator"})
 OWNER = frozenset({"owner"})
 
@@ -42,6 +43,12 @@ PAGES: dict[str, tuple[str, str, frozenset[str]]] = {
     "user-role": ("POST", "/users/{user}/role/", ADMINISTRATORS),
     "user-deactivate": ("POST", "/users/{user}/deactivate/", ADMINISTRATORS),
     "user-activate": ("POST", "/users/{user}/activate/", ADMINISTRATORS),
+    "environment-list": ("GET", "/environments/", ADMINISTRATORS),
+    "environment-live": ("GET", "/environments/live/", ADMINISTRATORS),
+    "environment-evict": ("GET", "/environments/evict/?days=9", ADMINISTRATORS),
+    "environment-cancel": ("POST", "/environments/wishes/1/cancel/", ADMINISTRATORS),
+    "environment-check": ("POST", "/environments/none/check/", ADMINISTRATORS),
+    "environment-remove": ("GET", "/environments/none/remove/", ADMINISTRATORS),
     "schedule-list": ("GET", "/schedules/", SIGNED_IN),
     "schedule-new": ("POST", "/schedules/new/", ADMINISTRATORS),
     "profile-new": ("POST", "/schedules/profiles/new/", ADMINISTRATORS),
@@ -74,11 +81,49 @@ PAGES: dict[str, tuple[str, str, frozenset[str]]] = {
     "compare-curves": ("GET", "/compare/loss.json", SIGNED_IN),
     "compare-differences": ("GET", "/compare/loss/difference.json", SIGNED_IN),
     "compare-export": ("GET", "/compare.csv", SIGNED_IN),
+    "notification-list": ("GET", "/notifications/", SIGNED_IN),
+    "notification-open": ("GET", "/notifications/1/", SIGNED_IN),
+    "notification-read": ("POST", "/notifications/read/", SIGNED_IN),
+    "notification-preferences": ("POST", "/notifications/preferences/", SIGNED_IN),
+    "webhook-list": ("GET", "/webhooks/", ADMINISTRATORS),
+    "webhook-change": ("POST", "/webhooks/1/try/", ADMINISTRATORS),
+    "delivery-repeat": ("POST", "/webhooks/messages/1/repeat/", ADMINISTRATORS),
+    "view-save": ("POST", "/views/", SIGNED_IN),
+    "view-delete": ("POST", "/views/1/delete/", SIGNED_IN),
     "problem-list": ("GET", "/problems/", SIGNED_IN),
     "problem-export": ("GET", "/problems.csv", SIGNED_IN),
     "problem-matrix": ("GET", "/problems/matrix/", SIGNED_IN),
     "problem-recurrences": ("GET", "/problems/recurrences/", SIGNED_IN),
     "problem-detail": ("GET", "/problems/P-1/", SIGNED_IN),
+    "report-list": ("GET", "/reports/", SIGNED_IN),
+    "report-new": ("GET", "/reports/new/?problem=1", TRIAGERS),
+    "report-detail": ("GET", "/reports/R-1/", SIGNED_IN),
+    "report-edit": ("GET", "/reports/R-1/edit/", TRIAGERS),
+    "report-markdown": ("GET", "/reports/R-1/report.md", SIGNED_IN),
+    "report-zip": ("GET", "/reports/R-1/report.zip", SIGNED_IN),
+    "report-plot": ("GET", "/reports/R-1/plot.png", SIGNED_IN),
+    "report-run": ("POST", "/reports/R-1/run/", TRIAGERS),
+    "report-sent": ("POST", "/reports/R-1/sent/", TRIAGERS),
+    "report-upstream": ("POST", "/reports/R-1/upstream/", TRIAGERS),
+    "problem-edit": ("GET", "/problems/P-1/edit/", TRIAGERS),
+    "problem-merge": ("POST", "/problems/P-1/merge/", TRIAGERS),
+    "finding-list": ("GET", "/triage/", SIGNED_IN),
+    "finding-export": ("GET", "/triage.csv", SIGNED_IN),
+    "triage-undo": ("POST", "/triage/undo/", TRIAGERS),
+    "triage-bulk": ("POST", "/triage/bulk/", TRIAGERS),
+    "triage-regroup": ("POST", "/triage/groups/", TRIAGERS),
+    "finding-detail": ("GET", "/triage/F-1/", SIGNED_IN),
+    "finding-save": ("POST", "/triage/F-1/save/", TRIAGERS),
+    "finding-pin": ("POST", "/triage/F-1/pin/", SIGNED_IN),
+    "finding-reject": ("POST", "/triage/F-1/not/P-1/", TRIAGERS),
+    "finding-waive": ("POST", "/triage/F-1/waive/", TRIAGERS),
+    "problem-from-finding": ("GET", "/triage/F-1/problem/", TRIAGERS),
+    "waiver-end": ("POST", "/triage/waivers/1/end/", TRIAGERS),
+    "meeting-list": ("POST", "/triage/meetings/", TRIAGERS),
+    "meeting-detail": ("GET", "/triage/meetings/1/", SIGNED_IN),
+    "meeting-save": ("POST", "/triage/meetings/1/1/save/", TRIAGERS),
+    "meeting-end": ("POST", "/triage/meetings/1/end/", TRIAGERS),
+    "meeting-minutes": ("GET", "/triage/meetings/1/minutes.md", SIGNED_IN),
 }
 
 API: dict[str, tuple[str, str, frozenset[str]]] = {
@@ -101,6 +146,10 @@ API: dict[str, tuple[str, str, frozenset[str]]] = {
     "download_archive": ("GET", "/captures/{capture}/archive", SIGNED_IN),
     "list_problems": ("GET", "/problems", SIGNED_IN),
     "read_problem": ("GET", "/problems/P-1", SIGNED_IN),
+    "list_findings": ("GET", "/findings", SIGNED_IN),
+    "read_finding": ("GET", "/findings/F-1", SIGNED_IN),
+    "decide_finding": ("POST", "/findings/F-1/decision", TRIAGERS),
+    "undo_action": ("POST", "/actions/1/undo", TRIAGERS),
     "list_results": ("GET", "/results", SIGNED_IN),
     "read_log": ("GET", "/jobs/{job}/log", SIGNED_IN),
     "read_me": ("GET", "/me", SIGNED_IN),
@@ -212,7 +261,7 @@ def call(method: str, address: str, user: User | None) -> int:
 
 def call_with_token(method: str, address: str, user: User) -> int:
     with transaction.atomic():
-        scopes = ["read"] if user.role == Role.VIEWER else ["read", "submit", "upload"]
+        scopes = [scope.value for scope, role in ROLE_OF_SCOPE.items() if user.has_role(role)]
         _, secret = create_token(user, name="n", scopes=scopes, days=1)
         response = send(Client(), method, address, {"Authorization": f"Bearer {secret}"})
         transaction.set_rollback(True)

@@ -315,7 +315,7 @@ def test_a_viewer_reads_the_page_and_has_no_buttons(
 ) -> None:
     made = schedule(profile, chief, last_error="<b>why</b>")
     client.force_login(User.objects.create(username="vera"))
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         page = client.get("/schedules/").content.decode()
     assert "&lt;b&gt;why&lt;/b&gt;" in page
     assert "Run now" not in page
@@ -323,5 +323,5 @@ def test_a_viewer_reads_the_page_and_has_no_buttons(
         Schedule.objects.create(
             profile=profile, framework=made.framework, model=f"m{number}", trigger="nightly", owner=chief
         )
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         client.get("/schedules/")

@@ -157,7 +157,8 @@ def test_every_setting_and_option_is_documented_with_its_default() -> None:
         expected = ",".join(default) or "none" if isinstance(default, tuple) else str(default)
         assert shown == (expected.lower() if isinstance(default, bool | None) else expected), name
     parser = cli.build_parser().parse_args(VALIDATE)
-    for option in vars(parser).keys() - {"run", "settings"}:
+    assert "| `-- COMMAND…` |" in text
+    for option in vars(parser).keys() - {"run", "settings", "command"}:
         assert f"`--{option.replace('_', '-')}" in text, option
 
 

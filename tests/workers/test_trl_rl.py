@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_kto_passes_with_a_reference_point_of_its_own_in_each_micro_batch(tmp_pa
 
 
 @pytest.mark.usefixtures("_shared_cache")
+def test_a_reward_model_passes_with_the_head_that_the_run_drew(tmp_path: Path) -> None:
+    checks = ("data.template", "data.coverage", "step.settings", "step.rl_loss", "step.gradients", "step.update")
+    verdicts = judge(tmp_path, "objective=reward", checks=checks)
+    assert {one.status for one in verdicts.values()} == {Status.PASS}
+    assert set(verdicts["step.rl_loss"].detection_limits) == {"margins", "beta"}
+    assert max(verdicts["step.rl_loss"].detection_limits.values()) < 1e-3
+
+
+@pytest.mark.usefixtures("_shared_cache")
 def test_grpo_passes_with_ratios_penalty_and_temperature(tmp_path: Path) -> None:
     checks = ("data.coverage", "step.rl_loss", "step.advantages", "step.rl_logprobs", "step.gradients")
     verdicts = judge(tmp_path, "objective=grpo", "num_iterations=3", "temperature=0.8", checks=checks)
@@ -104,7 +114,7 @@ def test_grpo_passes_with_ratios_penalty_and_temperature(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("framework", ["transformers", "plain"])
-@pytest.mark.parametrize("objective", ["orpo", "kto", "grpo"])
+@pytest.mark.parametrize("objective", ["orpo", "kto", "reward", "grpo"])
 def test_other_frameworks_refuse_the_objectives(
     framework: str, objective: str, make_spec: Callable[..., RunSpec]
 ) -> None:
@@ -120,6 +130,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("kto", {"data": "gsm8k_sample"}, "chosen is missing (columns found: answer, question)"),
     ("grpo", {"num_generations": 3}, "num_generations: 3 does not divide the 4 rows of a step into whole groups"),
     ("grpo", {"max_completion_length": 128}, "max_completion_length: 128 leaves no room for a prompt within seq_len"),
+    ("reward", {"lora": True}, "lora: true is not run with reward: adapters leave the head that scores untrained"),
     ("dpo", {"temperature": 0.5}, "temperature: 0.5 has no meaning for dpo; set objective=grpo too."),
 ]
 
@@ -131,6 +142,12 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     with pytest.raises(BadRequest) as caught:
         adapter("trl").check(make_spec(objective, **changes))
     assert sentence in str(caught.value)
+
+
+def test_a_family_whose_scores_are_not_defined_here_is_refused(make_spec: Callable[..., RunSpec]) -> None:
+    spec = replace(make_spec("reward"), model=resolve_model("tiny:gemma3").path)
+    with pytest.raises(BadRequest, match=r"objective: gemma3_text has no head for scores .* give a model of llama, "):
+        adapter("trl").check(spec)
 
 
 def test_plain_text_has_no_prompt_to_answer(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from checks.errors import BadRequest
 from workers.environments.building import State, build, check, format_size
+from workers.environments.containers import read_image
 from workers.environments.resolving import parse_wish, read_version
 from workers.environments.store import Built, Named, Store, check_name
 from workers.report import ProgressLine, make_console
@@ -39,9 +40,11 @@ def add_env(commands: Subcommands) -> None:
         "--extra-index-url", action="append", default=[], metavar="URL", help="such as PyTorch's index of CPU builds"
     )
     create.set_defaults(run=_create)
-    add = actions.add_parser("add", help="name a Python that has the frameworks already")
+    add = actions.add_parser("add", help="name a Python, or an image, that has the frameworks already")
     add.add_argument("name", metavar="NAME")
-    add.add_argument("--python", required=True, type=Path, metavar="PATH", help="its interpreter")
+    what = add.add_mutually_exclusive_group(required=True)
+    what.add_argument("--python", type=Path, metavar="PATH", help="its interpreter")
+    what.add_argument("--container", metavar="IMAGE", help="an image of docker or podman")
     add.set_defaults(run=_add)
     actions.add_parser("list", help="list the environments").set_defaults(run=lambda options: _list())
     looked_at = actions.add_parser("check", help="say whether environments are as they were built")
@@ -77,6 +80,12 @@ def _describe_left_out(built: Built) -> list[str]:
 
 
 def _add(options: argparse.Namespace) -> int:
+    if options.container is not None:
+        check_name(options.name)
+        version = read_image(options.container)
+        Store().name(options.name, image=options.container)
+        print(f"{options.name}: Python {version} in {options.container}")
+        return 0
     python = options.python.expanduser().absolute()  # not resolved: a venv's Python is a link
     version = read_version(python)
     Store().name(options.name, python=python)
@@ -104,6 +113,8 @@ def _list() -> int:
 
 def _describe(named: Named, store: Store) -> list[str]:
     built = named.built
+    if named.image is not None:
+        return [f"container {named.image}"]
     if built is None:
         return [f"{named.python}, not built here"]
     used = datetime.fromtimestamp(store.last_used(built.key), UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -125,7 +136,7 @@ def _check(options: argparse.Namespace) -> int:
             state = check(named.built, store=store)
         else:
             try:
-                read_version(named.python)
+                read_version(named.python) if named.image is None else read_image(named.image)
             except BadRequest as error:
                 state = State((error.found,))
         code = FAILED if state.troubles else code

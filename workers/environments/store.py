@@ -4,7 +4,7 @@ environments/
   built/<key>/             a virtual environment; the key is that of its resolved packages
   built/<key>/environment.json   written last: without it the build was broken off
   built/<key>/used         touched with every use
-  names/<name>.json        a key, or the path of somebody else's Python
+  names/<name>.json        a key, the path of somebody else's Python, or the image of a container
   <key>.lock, <key>.log    who builds it now, and what pip said
 """
 
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from checks.errors import BadRequest
+from workers.environments.containers import PYTHON
 from workers.environments.recipes import LeftOut
 from workers.report.files import write_whole
 
@@ -56,11 +57,13 @@ class Built:
 
 @dataclass(frozen=True)
 class Named:
-    """What a name means: an environment that was built here, or a Python of someone else's."""
+    """What a name means: an environment that was built here, a Python of someone else's, or an image of a container."""
 
     name: str
     python: Path
     built: Built | None
+    image: str | None = None
+    """of a container, whose Python it then is"""
 
 
 class Store:
@@ -91,8 +94,8 @@ class Store:
         """Say that an environment is whole."""
         write_whole(self.directory(built.key) / MANIFEST, json.dumps(asdict(built), indent=1))
 
-    def name(self, name: str, *, key: str | None = None, python: Path | None = None) -> None:
-        """Give a name to an environment, or to someone else's Python; what it meant before is forgotten.
+    def name(self, name: str, *, key: str | None = None, python: Path | None = None, image: str | None = None) -> None:
+        """Give a name to an environment, to someone else's Python or to an image; what it meant before is forgotten.
 
         Raises:
             BadRequest: the name cannot be one of a file and an argument.
@@ -100,6 +103,8 @@ class Store:
         check_name(name)
         (self.path / "names").mkdir(parents=True, exist_ok=True)
         meaning = {"key": key} if python is None else {"python": str(python)}
+        if image is not None:
+            meaning = {"image": image}
         write_whole(self.path / "names" / f"{name}.json", json.dumps(meaning))
 
     def find(self, name: str) -> Named:
@@ -113,6 +118,8 @@ class Store:
             remedy = f"use one of {', '.join(known)}" if known else "make one with plumbline env create"
             raise BadRequest("environment", f"there is no environment {name!r}", remedy)
         meaning = json.loads((self.path / "names" / f"{name}.json").read_text(encoding="utf-8"))
+        if "image" in meaning:
+            return Named(name, Path(PYTHON), None, image=meaning["image"])
         if "python" in meaning:
             return Named(name, Path(meaning["python"]), None)
         built = self.read(meaning["key"])

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checks.verdict import Status, Verdict
+from workers.environments.containers import VARIABLE as CONTAINER
 from workers.environments.store import Store
 from workers.frameworks.interpreter import VARIABLE
 from workers.report.table import describe_status
@@ -27,15 +28,15 @@ def running_in(name: str, *, store: Store) -> Iterator[None]:
     named = store.find(name)
     if named.built is not None:
         store.touch(named.built.key)
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(named.python)
+    before = {name: os.environ.pop(name, None) for name in (VARIABLE, CONTAINER)}
+    os.environ |= {VARIABLE: str(named.python)} if named.image is None else {CONTAINER: named.image}
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def print_side_by_side(results: Mapping[str, ValidationResult], *, console: Console) -> None:

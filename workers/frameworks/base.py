@@ -22,6 +22,10 @@ class Launch:
     """regular expression of parameters that no checkpoint holds, so that the recorder keeps them whole"""
     output: Path
     """directory into which the framework writes trainer_state.json"""
+    directory: Path | None = None
+    """where the command is run; `scratch` unless given"""
+    reads: tuple[Path, ...] = ()
+    """what the run reads of this machine beside its own files: model, data, weights of an engine"""
     names: Path | None = None
     """file of what each parameter is called in the checkpoint, where the framework has names of its own"""
     hooks: tuple[Path, ...] = ()

@@ -18,8 +18,8 @@ Value = bool | int | float | str
 class Option:
     """One option that an adapter hands on to its framework."""
 
-    kind: type[bool] | type[int] | type[float] | tuple[str, ...]
-    """what its value is; a tuple lists the words it can be"""
+    kind: type[bool] | type[int] | type[float] | type[str] | tuple[str, ...]
+    """what its value is; a tuple lists the words it can be, and str takes any text"""
     meaning: str
     """what it does, in a few words, for a message and a page"""
 

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from checks.errors import BadRequest
 from workers.frameworks.automodel.adapter import AutoModelAdapter
 from workers.frameworks.base import Adapter
+from workers.frameworks.command.adapter import CommandAdapter
 from workers.frameworks.megatron_core.adapter import MegatronCoreAdapter
 from workers.frameworks.megatron_swift.adapter import MegatronSwiftAdapter
 from workers.frameworks.miles.adapter import MilesAdapter
@@ -31,6 +32,7 @@ _ADAPTERS: tuple[Adapter, ...] = (
     PlainAdapter(),
     AutoModelAdapter(),
     MilesAdapter(),
+    CommandAdapter(),
 )
 
 

@@ -13,6 +13,7 @@ from checks.models.families import EAGER_ONLY
 from checks.references.template import load_tokenizer
 from checks.samples import Sample
 from checks.spec import POLICY_OBJECTIVES, RunSpec
+from workers.frameworks.command.stated import FRAMEWORK as COMMAND
 from workers.frameworks.options import Option, read_options
 
 _LATENT_ATTENTION = frozenset({"deepseek_v3", "deepseek_v32"})
@@ -57,6 +58,8 @@ def check_request(
     _check_ranges(spec)
     if options is not None:
         read_options(spec, options)
+    if spec.command and spec.framework != COMMAND:
+        raise BadRequest("command", f"{spec.framework} is run by a command of its own", "use framework command")
     if spec.padding_free and spec.framework not in PADDING_FREE:
         found = f"{spec.framework} is run with a row of its own for each example"
         raise BadRequest("padding_free", found, f"set it to false or use framework {' or '.join(sorted(PADDING_FREE))}")

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from workers.endings import Ending
 from workers.last_error import read_last_error
-from workers.runner import POLL_S, Ending, ProcessEnd
+from workers.runner import POLL_S, ProcessEnd
 from workers.sandbox import scrub_environment
 from workers.serving_variables import serving_variables
 

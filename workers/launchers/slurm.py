@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checks.errors import BadRequest
+from workers.endings import Ending, name_ending
 from workers.frameworks.base import Launch
 from workers.last_error import read_last_error
 from workers.launchers import queue
 from workers.launchers.queue import Ended, Seen, SlurmError
 from workers.launchers.script import HERE, check_option, choose_size, write_script
 from workers.launchers.tail import Tail
-from workers.runner import Ending, ProcessEnd, name_ending
+from workers.runner import ProcessEnd
 
 __all__ = ["Slurm", "SlurmError", "read_options"]
 

@@ -7,6 +7,7 @@ from checks.references.objectives.objective import Computed, Objective, Span
 from checks.references.objectives.odds_ratio import OddsRatio
 from checks.references.objectives.preference import PreferenceMargin
 from checks.references.objectives.prospect import Prospect
+from checks.references.objectives.reward import RewardMargin, score_losses
 from checks.references.objectives.token_mean import TokenMean
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "OddsRatio",
     "PreferenceMargin",
     "Prospect",
+    "RewardMargin",
     "Samples",
     "Span",
     "TokenMean",
+    "score_losses",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plumbline_web.validations.models.findings import Finding
 from plumbline_web.validations.models.refusals import Refusal
 from plumbline_web.validations.models.runs import (
     Capture,
@@ -12,7 +13,7 @@ from plumbline_web.validations.models.runs import (
     ValidationRun,
 )
 from plumbline_web.validations.models.validation import Validation
-from plumbline_web.validations.models.verdicts import Cell, CheckResult, Finding
+from plumbline_web.validations.models.verdicts import Cell, CheckResult
 
 __all__ = [
     "Capture",

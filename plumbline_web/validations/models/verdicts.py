@@ -1,11 +1,11 @@
-"""What the checks said: results, findings, and the overview's cells."""
+"""What the checks said: results, and the overview's cells."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
 
-from plumbline_web.validations.enums import FindingState, Pattern, Status
+from plumbline_web.validations.enums import Pattern, Status
 from plumbline_web.validations.models.validation import Validation
 
 
@@ -49,26 +49,8 @@ class CheckResult(models.Model):
         indexes = [
             # a check's record over time
             models.Index(fields=["check_name", "status", "-judged_at"], name="result_of_check"),
-        ]
-
-
-class Finding(models.Model):
-    """One row = one failing verdict that waits for, or had, a person's decision."""
-
-    validation = models.ForeignKey(Validation, on_delete=models.CASCADE, related_name="findings")
-    result = models.OneToOneField(CheckResult, on_delete=models.CASCADE, related_name="finding")
-    check_name = models.CharField(max_length=60)
-    pattern = models.CharField(max_length=20, choices=Pattern, blank=True)
-    silent = models.BooleanField(default=False)
-    """the run ended well and its loss was finite: nothing but this check shows the fault"""
-    state = models.CharField(max_length=8, choices=FindingState, default=FindingState.OPEN)
-    created_at = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        indexes = [
-            # the overview's counts by pattern
-            models.Index(fields=["state", "pattern"], name="finding_by_pattern"),
-            models.Index(fields=["-created_at"], name="finding_newest"),
+            # what a check said of one framework and model before: since when it fails, and whether it had passed
+            models.Index(fields=["check_name", "framework", "model", "-validation"], name="result_of_cell"),
         ]
 
 

@@ -7,15 +7,13 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from plumbline_web.tables.exports import guard_formula
 from plumbline_web.validations.stepdiff.forward import Forward
 from plumbline_web.validations.stepdiff.tensors import Tensor
 from plumbline_web.validations.stepdiff.tokens import Token, TokenRow
 
 MOST_TOKENS = 200
 """Rows of the token table on a page; the CSV has all."""
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters by which a spreadsheet takes a text for a formula."""
 
 Value = str | int | float | bool | None
 
@@ -82,5 +80,4 @@ def _cell(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(value)
-    # A module's name comes from the framework: it must not become a formula in the reader's spreadsheet.
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else str(value)
+    return guard_formula(value) if isinstance(value, str) else str(value)

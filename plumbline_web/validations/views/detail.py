@@ -10,8 +10,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
 from plumbline_web.accounts.access import signed_in
+from plumbline_web.accounts.enums import Role
 from plumbline_web.artefacts.store import MissingArtefact, open_artefact
 from plumbline_web.curves.charts import to_json
+from plumbline_web.jobs.enums import Kind
 from plumbline_web.jobs.models import Job
 from plumbline_web.validations.detail import read_detail
 from plumbline_web.validations.evidence import read_evidence
@@ -90,6 +92,7 @@ def job_log(request: HttpRequest, pk: int) -> HttpResponseBase:
     jobs = Job.objects.select_related("log").filter(
         Q(validation__in=Validation.objects.visible_to(signed_in(request)))
         | Q(run__validations__in=Validation.objects.visible_to(signed_in(request)))
+        | (Q(kind=Kind.ENVIRONMENT) if signed_in(request).has_role(Role.ADMINISTRATOR) else Q(pk__in=()))
     )
     job = get_object_or_404(jobs.distinct(), pk=pk)
     after = request.GET.get("after", "")

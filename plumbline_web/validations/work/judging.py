@@ -17,6 +17,7 @@ from plumbline_web.validations.enums import RunRole
 from plumbline_web.validations.models import FrameworkRun, Validation
 from plumbline_web.validations.needs import digest_need
 from plumbline_web.validations.states import change_of_state
+from plumbline_web.validations.telling import tell_findings
 from plumbline_web.validations.work.computing import compute
 from plumbline_web.validations.work.heart import Heart
 from plumbline_web.validations.work.reference import lay_out_references
@@ -49,6 +50,7 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
             advance(validation)
         else:
             complete(validation, answer)
+            tell_findings(validation)
 
 
 def _begin(validation: Validation) -> None:

@@ -7,10 +7,12 @@ import logging
 from django.db import InterfaceError, OperationalError, connection
 
 from checks.errors import BadRequest
+from plumbline_web.environments import work as environment
 from plumbline_web.jobs.devices import TooFewDevices
 from plumbline_web.jobs.domain import Lease, LeaseLost, finish, lock, requeue, take
 from plumbline_web.jobs.enums import JobState, Kind
 from plumbline_web.jobs.models import Job
+from plumbline_web.reports import work as script
 from plumbline_web.validations.ending import end_failed
 from plumbline_web.validations.states import change_of_state
 from plumbline_web.validations.work import capture, judging, reference
@@ -20,7 +22,13 @@ from plumbline_web.validations.work.scratch import scratch_directory
 
 log = logging.getLogger(__name__)
 
-KINDS = {Kind.CAPTURE: capture.perform, Kind.REFERENCE: reference.perform, Kind.JUDGE: judging.perform}
+KINDS = {
+    Kind.CAPTURE: capture.perform,
+    Kind.REFERENCE: reference.perform,
+    Kind.JUDGE: judging.perform,
+    Kind.REPRODUCE: script.perform,
+    Kind.ENVIRONMENT: environment.perform,
+}
 
 
 def perform(job_id: int, *, worker: str, host: str) -> None:

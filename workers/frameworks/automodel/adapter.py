@@ -25,8 +25,11 @@ REMEDY = "build an environment with plumbline env create nemo-automodel==0.7.0"
 UNDECAYED = r"(norm|layernorm)\.weight$|\.bias$"
 """names of one-dimensional parameters, by the pattern that AutoModel groups them by"""
 OPTIONS = {
+    "loss": Option(("masked", "chunked"), "of whole logits, or of a chunk of tokens at a time, head included"),
     "force_e_score_correction_bias": Option(bool, "whether routers keep the checkpoint's biases, which are not moved"),
 }
+CHUNK = 64
+"""tokens; AutoModel's default of 512 would leave a tiny batch whole"""
 MANY = 1_000_000
 """epochs, or steps between checkpoints, that no run gets to: the number of steps alone decides"""
 
@@ -126,9 +129,12 @@ def build_recipe(spec: RunSpec, *, rows: Path, output: Path) -> dict[str, Any]:
         },
         "checkpoint": {"enabled": False, "checkpoint_dir": str(output)},
         "distributed": _divide(spec),
-        "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
+        "loss_fn": _choose_loss(spec),
         "dataset": {"_target_": f"{DRIVER}:build_rows", "config": str(rows)},
-        "packed_sequence": {"packed_sequence_size": 0},
+        "packed_sequence": {
+            "packed_sequence_size": spec.seq_len if spec.packing else 0,
+            "packing_strategy": "neat",  # of rows whose attention is masked; `thd` is Transformer Engine's
+        },
         "dataloader": {
             "_target_": "torchdata.stateful_dataloader.StatefulDataLoader",
             "collate_fn": "nemo_automodel.components.datasets.utils.default_collater",
@@ -143,6 +149,26 @@ def build_recipe(spec: RunSpec, *, rows: Path, output: Path) -> dict[str, Any]:
             "min_lr": 0.0,
         },
         "clip_grad_norm": {"max_norm": spec.max_grad_norm},
+        **({"peft": _build_adapters(spec)} if spec.lora else {}),
+    }
+
+
+def _choose_loss(spec: RunSpec) -> dict[str, Any]:
+    where = "nemo_automodel.components.loss"
+    if read_options(spec, OPTIONS).get("loss") != "chunked":
+        return {"_target_": f"{where}.masked_ce.MaskedCrossEntropy"}
+    return {"_target_": f"{where}.chunked_ce.ChunkedCrossEntropy", "chunk_len": CHUNK, "compile": False}
+
+
+def _build_adapters(spec: RunSpec) -> dict[str, Any]:
+    """AutoModel's own LoRA; its second factors, which it makes zero, are drawn by the driver."""
+    return {
+        "_target_": "nemo_automodel.components._peft.lora.PeftConfig",
+        "target_modules": [f"*.{target}" for target in spec.lora_targets],
+        "dim": spec.lora_r,
+        "alpha": spec.lora_alpha,
+        "dropout": 0.0,
+        "use_triton": False,
     }
 
 

@@ -11,6 +11,7 @@ Read by the recorder in the framework's process (`plumbline-capture --hooks`).
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from plumbline_capture.represent import keep_tensor
 from plumbline_capture.roots import Transposed
 
 RECIPE = "nemo_automodel.recipes.llm.train_ft"
+CHUNKED = "nemo_automodel.components.loss.chunked_ce"
 TRAINING = "nemo_automodel.components.training.utils"
 
 EXPERTS = (
@@ -39,6 +41,7 @@ def install(recorder: Any) -> None:
     watch = Watch(recorder)
     after_import(TRAINING, watch.wrap_clipping)
     after_import(RECIPE, watch.wrap_recipe)
+    after_import(CHUNKED, watch.wrap_chunked)
 
 
 class Watch:
@@ -122,6 +125,23 @@ class Watch:
             scalar = sum(float(loss) for _, _, loss in seen)
             keep_losses(self.recorder, index, target=target, losses=losses, scalar=scalar, dtype=seen[0][2].dtype)
         return result
+
+    def wrap_chunked(self, module: Any) -> None:
+        """Keep the loss of each token that the chunked loss makes of hidden states, out of sight of any logits."""
+        original = module._ChunkedLinearCE.apply
+
+        @functools.wraps(original)
+        def apply(hidden: Any, weight: Any, labels: Any, *args: Any) -> Any:
+            losses = original(hidden, weight, labels, *args)
+            recorder = self.recorder
+            if recorder.active and recorder.root is not None and recorder.root.model.training:
+                with recorder.guarded("token_loss"):
+                    micro_batch = recorder.micro_batch()
+                    micro_batch.losses.append((labels.detach().cpu(), losses.detach().to(torch.float64).cpu()))
+                    micro_batch.loss_source = "token_losses"
+            return losses
+
+        module._ChunkedLinearCE = types.SimpleNamespace(apply=apply)
 
     def wrap_clipping(self, module: Any) -> None:
         """Keep the gradients that are clipped, and what they were clipped by."""

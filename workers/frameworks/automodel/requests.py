@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from checks.errors import BadRequest
 from checks.models.checkpoint import read_config
 from checks.spec import RunSpec
-from workers.frameworks.processes import check_processes, refuse_axes
+from workers.frameworks.processes import check_processes
 
 DENSE = frozenset({"llama", "qwen2", "qwen3"})
 EXPERTS = frozenset({"qwen3_moe", "deepseek_v3", "glm4_moe"})
@@ -31,20 +31,26 @@ def check_automodel(spec: RunSpec) -> None:
     if family not in DENSE | EXPERTS:
         listed = ", ".join(sorted(DENSE | EXPERTS))
         raise BadRequest("model", f"AutoModel is not run with {family} here", f"give one of {listed}")
-    _check_features(spec)
-    refuse_axes(spec, "cp_size", framework="AutoModel, which wants a GPU's attention for it,")
+    _check_features(spec, family)
+    if spec.cp_size > 1:
+        found = "AutoModel shares tokens among ranks through Transformer Engine's attention alone (backend.attn='te')"
+        raise BadRequest("cp_size", found, "set cp_size=1, or use framework megatron_swift or ms_swift")
     check_processes(spec, resumed_along=RESUMED_ALONG)
     _check_division(spec, config, family)
 
 
-def _check_features(spec: RunSpec) -> None:
+def _check_features(spec: RunSpec, family: str) -> None:
     if spec.precision in ("bf16", "fp16"):
         found = f"AutoModel has no autocast over float32 parameters on a CPU, and so no {spec.precision}"
         raise BadRequest("precision", found, "set precision=float32 or bf16_params")
-    if spec.packing:
-        raise BadRequest("packing", "AutoModel is run unpacked here", "set packing=false or framework trl")
-    if spec.lora:
-        raise BadRequest("lora", "AutoModel is run without adapters here", "set lora=false or framework trl")
+    alone = f"set it to its default, or give a model of {', '.join(sorted(DENSE))} on one process"
+    for name, what in (("lora", "adapters"), ("packing", "packed rows")):
+        if getattr(spec, name) and (spec.processes > 1 or family not in DENSE or spec.resume_after is not None):
+            found = f"AutoModel is run with {what} on one process, of models without experts, and not resumed"
+            raise BadRequest(name, found, alone)
+    if any("chunked" in option for option in spec.options) and spec.processes > 1:
+        found = "AutoModel's chunked loss takes no pipeline and no divided head, and is run on one process here"
+        raise BadRequest("options", found, "leave loss=chunked out, or set all degrees to 1")
     if spec.resharded:
         raise BadRequest("resharded", "AutoModel is resumed in its own layout here", "use framework plain")
     if spec.schedule != "constant" and spec.warmup_steps >= spec.steps:

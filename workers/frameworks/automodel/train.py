@@ -30,10 +30,24 @@ def main(path: str) -> None:
     training = TrainFinetuneRecipeForNextTokenPrediction(ConfigNode(recipe))
     try:
         training.setup()
+        for model in training.model_parts:
+            draw_second_factors(model, seed=recipe["seed"])
         training.run_train_validation_loop()
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def draw_second_factors(model: Any, *, seed: int) -> None:
+    """Draw what LoRA begins as zero: else every gradient of the first factor is zero, and a wrong one is not seen."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            drawn = torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[1])
+            with torch.no_grad():
+                parameter.copy_(drawn)
 
 
 def build_rows(config: str, tokenizer: Any) -> Any:

@@ -38,10 +38,11 @@ def check_megatron(spec: RunSpec, *, framework: str, saves: bool = False) -> Non
         listed = ", ".join(sorted(DENSE | EXPERTS))
         raise BadRequest("model", f"the parameters of {family} are not stated for {framework}", f"give one of {listed}")
     if spec.precision != "float32":
-        found = f"{framework} is run in float32 only: its main parameters have no name yet in another precision"
+        found = f"{framework} is run in float32 only: in another its optimizer steps float32 copies of the parameters"
         raise BadRequest("precision", found, "set precision=float32")
     if spec.lora:
-        raise BadRequest("lora", f"{framework} is run without adapters here", "set lora=false or framework ms_swift")
+        found = f"the adapters of {framework} share one first factor among query, key and value, which no reference has"
+        raise BadRequest("lora", found, "set lora=false or framework ms_swift")
     if spec.probed or (spec.resume_after is not None and not saves):
         found = f"{framework} is run without {'evaluation' if saves else 'saving and evaluation'} here"
         raise BadRequest("checks", found, "leave out the checks that take such a run")

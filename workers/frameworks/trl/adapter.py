@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from workers.frameworks.trainer import build_config, read_run_log, write_run
 from workers.frameworks.trl.objectives import BUILDERS, check_prompts, check_rows, make_rows
 
 DRIVER = Path(__file__).with_name("train.py")
+HEAD = r"^score\.weight$"
+"""What RewardTrainer's model has beside the checkpoint."""
 PACKING_STRATEGY = "bfd"
 """TRL's default, best fit decreasing: documents stay whole or are cut at seq_len, batches are one row, unpadded"""
 
@@ -54,7 +57,8 @@ class TrlAdapter:
                 for name in ("eval_on_start", "per_device_eval_batch_size"):
                     del config["arguments"][name]
                 del config["evaluated_rows"]
-            return write_run(config, make_rows(spec), driver=DRIVER, scratch=scratch, spec=spec)
+            launch = write_run(config, make_rows(spec), driver=DRIVER, scratch=scratch, spec=spec)
+            return replace(launch, full_parameters=HEAD) if spec.objective == "reward" else launch
         samples = read_samples(spec.data)
         config["arguments"] |= _build_sft_arguments(spec, form=samples[0].form)
         return write_run(config, samples, driver=DRIVER, scratch=scratch, spec=spec)

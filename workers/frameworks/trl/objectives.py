@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from checks.errors import BadRequest
+from checks.models.checkpoint import read_config
 from checks.samples import Preference, Sample, read_preferences, read_prompts
 from checks.spec import RunSpec
 from workers.frameworks.trainer import name_turns
 
 Rows = tuple[Preference, ...] | tuple[Mapping[str, Any], ...]
+
+SCORING = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families whose class for sequence classification is the decoder and a linear head on the last token, nothing else."""
 
 LOSS_TYPES: Mapping[str, str] = {"gspo": "grpo"}
 """GRPO's variants that TRL calls otherwise: GSPO is GRPO with the ratio of a sequence."""
@@ -25,9 +29,21 @@ def check_rows(spec: RunSpec) -> None:
     if spec.assistant_only:
         found = f"true has no meaning for {name}, which scores the answers and nothing else"
         raise BadRequest("assistant_only", found, "set assistant_only=false")
+    if name == "reward":
+        _check_reward(spec)
     if name == "kto" and spec.batch < 2:
         found = "1 leaves no other row to estimate KTO's reference point on, and TRL refuses it"
         raise BadRequest("batch", found, "set batch to 2 or more")
+
+
+def _check_reward(spec: RunSpec) -> None:
+    if spec.lora:
+        found = "adapters leave the head that scores untrained, unless it is saved as a module of its own"
+        raise BadRequest("lora", f"true is not run with reward: {found}", "set lora=false")
+    family = str(read_config(spec.model).get("model_type"))
+    if family not in SCORING:
+        found = f"{family} has no head for scores whose definition is written here"
+        raise BadRequest("objective", found, f"give a model of {', '.join(sorted(SCORING))}")
 
 
 def check_prompts(spec: RunSpec) -> tuple[Sample, ...]:
@@ -103,6 +119,11 @@ def _build_kto(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def _build_reward(spec: RunSpec) -> dict[str, Any]:
+    """What `trl.RewardConfig` adds: `beta` is the weight of the centring term. Pairs that are too long are left out."""
+    return {"max_length": spec.seq_len, "center_rewards_coefficient": spec.beta, "disable_dropout": True}
+
+
 def _build_grpo(spec: RunSpec) -> dict[str, Any]:
     """What `trl.GRPOConfig` adds: one batch of completions a step, or for `num_iterations` steps.
 
@@ -135,6 +156,7 @@ BUILDERS: Mapping[str, Callable[[RunSpec], dict[str, Any]]] = {
     "dpo": _build_dpo,
     "orpo": _build_orpo,
     "kto": _build_kto,
+    "reward": _build_reward,
     "grpo": _build_grpo,
 }
 """objective → what its trainer's configuration adds to TrainingArguments"""

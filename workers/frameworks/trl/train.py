@@ -112,6 +112,23 @@ def make_kto_trainer(config: dict[str, Any], rows_of: dict[str, Any]) -> Any:
     )
 
 
+def make_reward_trainer(config: dict[str, Any], rows_of: dict[str, Any]) -> Any:
+    """A score of each answer, from a head that is drawn by the seed."""
+    from transformers import AutoModelForSequenceClassification
+    from trl import RewardConfig, RewardTrainer
+
+    set_seed(config["seed"])
+    model = AutoModelForSequenceClassification.from_pretrained(
+        config["model"], dtype=getattr(torch, config["dtype"]), attn_implementation=config["attention"], num_labels=1
+    )
+    return RewardTrainer(
+        model=model,
+        args=RewardConfig(**config["arguments"], use_cpu=not torch.cuda.is_available()),
+        processing_class=AutoTokenizer.from_pretrained(config["model"]),
+        **rows_of,
+    )
+
+
 def make_grpo_trainer(config: dict[str, Any], rows_of: dict[str, Any]) -> Any:
     """The model's own completions, rewarded by how many characters they share with prompt and known answer."""
     from trl import GRPOConfig, GRPOTrainer
@@ -189,6 +206,7 @@ MAKERS = {
     "dpo": make_dpo_trainer,
     "orpo": make_orpo_trainer,
     "kto": make_kto_trainer,
+    "reward": make_reward_trainer,
     "grpo": make_grpo_trainer,
 }
 

@@ -1,0 +1,1 @@
+"""How often the matcher suggests the problem that an injected fault is modelled on."""

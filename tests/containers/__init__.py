@@ -1,0 +1,1 @@
+"""A stand-in for docker and podman."""
