@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from django.core.cache import cache
 from django.db import connection
@@ -20,7 +21,23 @@ MOST_VALUES = 300
 """Of one facet, the most frequent first; the search finds the others."""
 
 KEPT_S = 60
-"""Seconds for which the facets are not counted again while no problem changes."""
+"""Seconds for which nothing is counted again while no problem changes."""
+
+T = TypeVar("T")
+
+
+def keep_while_unchanged(name: str, count: Callable[[], T]) -> T:
+    """What `count` gives, counted anew when a problem has changed, which one query asks.
+
+    A problem that another transaction changed a moment before, and committed after, is counted with the next change or
+    after KEPT_S seconds.
+    """
+    newest = Problem.objects.order_by("-updated_at", "-pk").values_list("updated_at", "pk").first()
+    if newest is None:
+        return count()
+    at, pk = newest
+    found: T | None = cache.get_or_set(f"problem-{name}-{pk}-{at.timestamp()}", count, KEPT_S)
+    return count() if found is None else found
 
 
 @dataclass(frozen=True)
@@ -34,16 +51,8 @@ class Facets:
 
 
 def read_facets() -> Facets:
-    """All facets whose values are the catalogue's own: counted anew when a problem has changed, which one query asks.
-
-    A problem that another transaction changed a moment before, and committed after, is counted with the next change or
-    after KEPT_S seconds.
-    """
-    newest = Problem.objects.order_by("-updated_at", "-pk").values_list("updated_at", "pk").first()
-    if newest is None:
-        return Facets({})
-    at, pk = newest
-    return cache.get_or_set(f"problem-facets-{pk}-{at.timestamp()}", count_facets, KEPT_S) or Facets({})
+    """All facets whose values are the catalogue's own."""
+    return keep_while_unchanged("facets", count_facets)
 
 
 def count_facets() -> Facets:
@@ -97,6 +106,11 @@ class Matrix:
     """of each pattern"""
     most: int
     """the largest count of a cell, for shading"""
+
+
+def read_whole_matrices(facets: Sequence[str]) -> list[Matrix]:
+    """Those of the whole catalogue."""
+    return keep_while_unchanged("matrices", lambda: [read_matrix(Problem.objects.all(), facet) for facet in facets])
 
 
 def read_matrix(problems: ProblemQuerySet, facet: str) -> Matrix:

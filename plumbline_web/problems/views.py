@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 from plumbline_web.accounts.access import signed_in
 from plumbline_web.accounts.enums import Role
 from plumbline_web.problems.detail import read_detail
-from plumbline_web.problems.facets import read_matrix
+from plumbline_web.problems.facets import read_matrix, read_whole_matrices
 from plumbline_web.problems.filters import ProblemFilter
 from plumbline_web.problems.models import Problem
 from plumbline_web.problems.presentation import READ, Row, row
@@ -40,7 +40,9 @@ def problem_matrix(request: HttpRequest) -> HttpResponse:
     shortened = shorten_list(request, found)
     if shortened is not None:
         return shortened
-    ctx = describe_filter(found, basic=BASIC) | {"matrices": [read_matrix(found.qs, facet) for facet in MATRICES]}
+    is_whole = found.is_valid() and not found.active()
+    matrices = read_whole_matrices(MATRICES) if is_whole else [read_matrix(found.qs, facet) for facet in MATRICES]
+    ctx = describe_filter(found, basic=BASIC) | {"matrices": matrices}
     return render(request, "problems/matrix.html", ctx, status=200 if found.is_valid() else 400)
 
 
