@@ -52,6 +52,7 @@ def open_page(browser: Browser, live_server: Any, person: User, *, scheme: Any =
 
 
 def press(page: Page, *keys: str) -> None:
+    page.wait_for_load_state()  # its scripts listen then
     for key in keys:
         page.keyboard.press(key)
 
@@ -111,7 +112,9 @@ def test_five_findings_are_triaged_by_keyboard_alone(browser: Browser, live_serv
     expect(page.locator(".note[role=status]")).to_contain_text("Undone: assigned to ana")
     press(page, "?")
     expect(page.get_by_role("dialog")).to_contain_text("the check or its reference is wrong")
-    press(page, "Escape", " ")
+    press(page, "Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    press(page, " ")
     expect(page.get_by_role("button", name="Unpin")).to_be_visible()
 
 
@@ -187,3 +190,6 @@ def test_two_browsers_deciding_the_same_finding_lose_nothing(browser: Browser, l
         "decided: inconclusive",
         "decided: not a problem",
     ]
+    for address in (f"/triage/{finding.number}/problem/", f"/problems/{make_problem().number}/edit/"):
+        first.goto(address)
+        assert find_serious(first) == []
