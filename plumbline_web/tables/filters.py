@@ -82,7 +82,7 @@ class ListFilter(django_filters.FilterSet, Generic[Q]):
 
     def read_choices(self, name: str) -> list[tuple[str, str]]:
         """Value and title of each choice of a facet of READ_FACETS; asked when the form is."""
-        raise NotImplementedError(name)
+        raise TypeError(f"{type(self).__name__} names {name!r} in READ_FACETS and says no choices of it")
 
     @property
     def qs(self) -> Q:

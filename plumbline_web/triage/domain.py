@@ -57,13 +57,12 @@ def decide(
     """
     check_may_triage(by)
     _check_complete(decision, problem, reason)
+    keys = list(findings)
     if decision == Decision.NEEDS_EVIDENCE:
-        return _await_evidence(findings, by=by, reason=reason, versions=versions, meeting=meeting)
+        return _await_evidence(keys, by=by, reason=reason, versions=versions, meeting=meeting)
     root = follow_merges(problem) if problem is not None and decision in CONFIRMED else None
     now = timezone.now()
-    named = dict(
-        Occurrence.objects.filter(finding__in=list(findings), holds=True, stands=True).values_list("finding", "problem")
-    )
+    named = dict(Occurrence.objects.filter(finding__in=keys, holds=True, stands=True).values_list("finding", "problem"))
 
     def judge(finding: Finding) -> Values | str:
         if finding.state == FindingState.GONE:
@@ -83,7 +82,7 @@ def decide(
         }
 
     text = f"decided: {decision.label}{f' {root.number}' if root else ''}"
-    outcome = change(ActionKind.DECIDE, text, findings, judge, by=by, versions=versions, meeting=meeting)
+    outcome = change(ActionKind.DECIDE, text, keys, judge, by=by, versions=versions, meeting=meeting)
     if outcome.action is not None:
         take_back(outcome.action, outcome.changed, problem=root)
         if root is not None:
@@ -244,7 +243,7 @@ def _check_complete(decision: Decision, problem: Problem | None, reason: str) ->
 
 
 def _await_evidence(
-    findings: Iterable[int],
+    findings: Sequence[int],
     *,
     by: User,
     reason: str,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -282,7 +281,7 @@ def test_a_pinboard_is_a_persons_own(ana: User, bo: User) -> None:
     assert not Pin.objects.exists()
 
 
-def test_more_evidence_runs_the_validation_again_and_sets_the_finding_aside(ana: User, monkeypatch: Any) -> None:
+def test_more_evidence_runs_the_validation_again_and_sets_the_finding_aside(ana: User) -> None:
     validation = make_validation()
     first, second, *_ = findings_of(validation)
     outcome = domain.decide(
