@@ -46,9 +46,11 @@ def build(
     interpreter = find_python(python)
     version = read_version(interpreter)
     show("resolving", ", ".join(wish.texts))
-    recipe = find_recipe((wish.framework, *wish.others), gpu=has_gpu())
-    packages = resolve(wish, recipe=recipe, python=interpreter, index=index, show=lambda line: show("resolving", line))
-    key = make_key(python=version, packages=packages, left_out=recipe.left_out)
+    recipe = find_recipe((wish.framework, *wish.others), gpu=(gpu := has_gpu()))
+    resolved = resolve(
+        wish, recipe=recipe, python=interpreter, index=index, gpu=gpu, show=lambda line: show("resolving", line)
+    )
+    key = make_key(python=version, packages=resolved.packages, left_out=recipe.left_out)
     with store.hold(key, waiting=lambda: show("waiting", f"{key} is being built by another process")):
         built = store.read(key)
         fresh = built is None
@@ -57,9 +59,9 @@ def build(
                 wish,
                 key=key,
                 interpreter=interpreter,
-                packages=packages,
+                packages=resolved.packages,
                 left_out=recipe.left_out,
-                index=index,
+                index=resolved.index,
                 store=store,
                 show=show,
             )

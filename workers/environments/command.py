@@ -13,8 +13,10 @@ from rich.text import Text
 from checks.errors import BadRequest
 from workers.environments.building import State, build, check, format_size
 from workers.environments.containers import read_image
+from workers.environments.recipes import has_gpu
 from workers.environments.resolving import parse_wish, read_version
 from workers.environments.store import Built, Named, Store, check_name
+from workers.environments.torch_builds import holds_gpu_libraries
 from workers.report import ProgressLine, make_console
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ def _create(options: argparse.Namespace) -> int:
     print(f"{options.name or wish.name}: {how}, {len(built.packages)} packages, {format_size(built.size_bytes)}")
     for said in _describe_left_out(built):
         print(said)
+    if holds_gpu_libraries(built.packages) and not has_gpu():
+        print(
+            "torch is its build for a GPU, which this machine does not have: pip found no CPU build that goes with the "
+            "rest; --extra-index-url names an index that has one"
+        )
     return 0
 
 

@@ -19,6 +19,17 @@ from checks.errors import BadRequest
 from workers.environments.pip import run_pip
 from workers.environments.recipes import Recipe
 from workers.environments.store import python_of
+from workers.environments.torch_builds import find_cpu_builds, is_for_gpu
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What pip would install, and where it finds it."""
+
+    packages: tuple[str, ...]
+    """`name==version`, or `name @ url` where it is no release; sorted"""
+    index: tuple[str, ...]
+    """options of pip"""
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,9 @@ def read_version(python: str | Path) -> str:
 
 
 def resolve(
-    wish: Wish, *, recipe: Recipe, python: str, index: Sequence[str], show: Callable[[str], None]
-) -> tuple[str, ...]:
-    """What pip would install on a bare Python: `name==version`, or `name @ url` where it is no release; sorted.
+    wish: Wish, *, recipe: Recipe, python: str, index: Sequence[str], gpu: bool, show: Callable[[str], None]
+) -> Resolved:
+    """What pip would install on a bare Python; without a GPU, a CPU build of torch where one goes with the rest.
 
     With a recipe that leaves something out, the distributions it names `alone` are looked up by themselves, and what
     they require beside what is left out is resolved as usual.
@@ -112,11 +123,15 @@ def resolve(
     with tempfile.TemporaryDirectory(prefix="plumbline-environment-") as scratch:
         bare = Path(scratch) / "bare"
         make_venv(bare, python=python)
-        report = Path(scratch) / "report.json"
+        report, log = Path(scratch) / "report.json", Path(scratch) / "log"
+
+        def run(arguments: Sequence[str]) -> str:
+            log.write_text("")
+            run_pip(python_of(bare), arguments, log=log, show=show)
+            return log.read_text(encoding="utf-8")
 
         def ask(*arguments: str) -> list[dict[str, Any]]:
-            command = ["install", "--dry-run", "--ignore-installed", "--report", str(report), *index, *arguments]
-            run_pip(python_of(bare), command, log=Path(scratch) / "log", show=show)
+            run(["install", "--dry-run", "--ignore-installed", "--report", str(report), *index, *arguments])
             installed: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
             return installed
 
@@ -136,8 +151,18 @@ def resolve(
                 if name not in left_out and name not in done:
                     (queue if name in recipe.alone else wanted).append(str(need))
         resolved = ask(*wanted) if wanted else []
+        more: list[str] = []
+        torch = next((each for each in resolved if is_for_gpu(each)), None)
+        if torch is not None and not gpu:
+            for build, where in find_cpu_builds(str(torch["metadata"]["version"]), index=index, run=run):
+                try:
+                    resolved, more = ask(*where, *wanted, f"torch=={build}"), where
+                    break
+                except BadRequest:  # this build does not go with the rest
+                    continue
     pins = {canonicalize_name(str(each["metadata"]["name"])): _pin(each) for each in (*resolved, *alone)}
-    return tuple(sorted(pin for name, pin in pins.items() if name not in left_out))
+    packages = tuple(sorted(pin for name, pin in pins.items() if name not in left_out))
+    return Resolved(packages, (*index, *more))
 
 
 def _read_needs(installed: Sequence[dict[str, Any]], *, markers: dict[str, str]) -> Iterator[Requirement]:
