@@ -28,7 +28,7 @@ def is_united(spec: RunSpec) -> bool:
 RESUMED = frozenset({"checkpoint.roundtrip", "checkpoint.resume"})
 """Checks that read so a run that is saved and taken up again by several processes."""
 SAVED_AS_DIVIDED = frozenset({"automodel"})
-"""frameworks whose runs are saved and taken up again by as many processes, along data and expert parallel"""
+"""frameworks whose runs are saved and taken up again by as many processes, along any axis but DDP's"""
 
 
 def why_not_over_ranks(name: str, spec: RunSpec) -> str | None:
@@ -56,5 +56,5 @@ def why_not_alone(spec: RunSpec) -> str | None:
 
 
 def _is_resumed(name: str, spec: RunSpec) -> bool:
-    divided = spec.sharding == "fsdp2" or spec.ep_size > 1
+    divided = spec.sharding == "fsdp2" or spec.tp_size > 1 or spec.pp_size > 1 or spec.ep_size > 1
     return name in RESUMED and spec.framework in SAVED_AS_DIVIDED and divided

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from checks.verdict import Status
@@ -65,3 +67,20 @@ def test_experts_are_judged_with_the_choices_of_the_run(run_validation: Validate
     assert verdicts["step.gradients"].shared_code == ()
     assert verdicts["model.definition"].status is Status.PASS
     assert exit_code(result.verdicts) == 0
+
+
+CONVERTS = Path(__file__).parents[1] / "frameworks" / "shims" / "resume_converts.py"
+
+
+@pytest.mark.parametrize(
+    ("shim", "status"), [("", Status.FAIL), (str(CONVERTS), Status.PASS)], ids=["shipped", "mended"]
+)
+def test_trainer_resumes_without_experts_whose_names_it_does_not_convert(
+    shim: str, status: Status, run_validation: Validate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLUMBLINE_SHIMS", shim)
+    checks = ("checkpoint.resume", "checkpoint.roundtrip")
+    found = by_name(run_validation("transformers", model="tiny:qwen3_moe", checks=checks))
+    assert {verdict.status for verdict in found.values()} == {status}
+    lost = "mlp.experts.down_proj was not loaded" in found["checkpoint.roundtrip"].sentence
+    assert lost is (status is Status.FAIL)

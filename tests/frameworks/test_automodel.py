@@ -56,7 +56,6 @@ def ask(family: str = "qwen3", **settings: Any) -> RunSpec:
             "tp_size: AutoModel has no tensor-parallel plan for Qwen3MoeForCausalLM and refuses it, a stated one too",
         ),
         ("qwen3", {"options": ("keep=1",)}, "options: automodel is run with no option 'keep'"),
-        ("qwen3", {"resume_after": 1, "tp_size": 2}, "resume_after: a run of 2 processes is not resumed"),
         ("qwen3", {"dp_size": 2}, "sharding: none does not say what each of 2 ranks holds"),
         ("qwen3", {"dp_size": 2, "pp_size": 2, "sharding": "fsdp2"}, "pp_size: dp_size is above 1 too"),
         ("gemma3_text", {}, "model: AutoModel is not run with gemma3_text here"),

@@ -51,7 +51,13 @@ FAULTS = {
     "pp2 with experts": "stage-scaled-alone",
     "ep2": "shard-of-another-rank",
 }
-RESUMED = {"alone": {}, "dp2": {"dp_size": 2, "sharding": "fsdp2"}, "ep2": {"ep_size": 2}}
+RESUMED = {
+    "alone": ("qwen3_moe", {}),
+    "dp2": ("qwen3_moe", {"dp_size": 2, "sharding": "fsdp2"}),
+    "tp2": ("qwen3", {"tp_size": 2}),
+    "pp2": ("qwen3_moe", {"pp_size": 2}),
+    "ep2": ("qwen3_moe", {"ep_size": 2}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +98,8 @@ def test_the_step_of_one_process_is_right(family: str) -> None:
 
 @pytest.mark.parametrize("layout", RESUMED)
 def test_a_run_that_is_saved_and_resumed_goes_on_bit_by_bit(layout: str) -> None:
-    found = run("qwen3_moe", RESUMED[layout], checks=("checkpoint.resume", "checkpoint.roundtrip"))
+    family, settings = RESUMED[layout]
+    found = run(family, settings, checks=("checkpoint.resume", "checkpoint.roundtrip"))
     assert found["checkpoint.resume"].status is Status.PASS, found["checkpoint.resume"].sentence
     assert "is the uninterrupted run's within 0:" in found["checkpoint.resume"].sentence
     assert found["checkpoint.roundtrip"].status is Status.PASS, found["checkpoint.roundtrip"].sentence

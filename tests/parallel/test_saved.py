@@ -98,9 +98,10 @@ def test_a_rank_that_left_no_record_leaves_it_open(tmp_path: Path) -> None:
 
 def test_only_layouts_that_were_measured_are_saved_and_taken_up_again_by_several_ranks() -> None:
     assert why_not_over_ranks("checkpoint.roundtrip", SPEC) is None
-    assert why_not_over_ranks("checkpoint.resume", RunSpec("automodel", Path("m"), Path("d"), ep_size=2)) is None
+    for axis in ("tp_size", "pp_size", "ep_size"):
+        assert why_not_over_ranks("checkpoint.resume", RunSpec("automodel", Path("m"), Path("d"), **{axis: 2})) is None
     for spec in (
-        RunSpec("automodel", Path("m"), Path("d"), tp_size=2),
+        RunSpec("automodel", Path("m"), Path("d"), dp_size=2, sharding="ddp"),
         RunSpec("transformers", Path("m"), Path("d"), dp_size=2, sharding="fsdp2"),
     ):
         assert str(why_not_over_ranks("checkpoint.roundtrip", spec)).startswith("the run is of 2 processes and this ch")

@@ -14,7 +14,7 @@ EXPERTS = frozenset({"qwen3_moe", "deepseek_v3", "glm4_moe"})
 """families that AutoModel has model code of its own for, and that were run"""
 BIASED = frozenset({"deepseek_v3", "glm4_moe"})
 """families whose routers choose by scores with a bias that no optimizer trains"""
-RESUMED_ALONG = ("dp_size", "ep_size")
+RESUMED_ALONG = ("dp_size", "tp_size", "pp_size", "ep_size")
 """axes along which a run that was saved and taken up again was held against the one that was not"""
 ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
