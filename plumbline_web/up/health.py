@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 import sys
 
@@ -11,6 +12,7 @@ from workers.cli import Subcommands
 from workers.queues import CONTROL
 
 ANSWER_S = 3.0
+BEAT = "beat"
 
 UNHEALTHY = 1
 
@@ -46,28 +48,31 @@ def _check_web(options: argparse.Namespace) -> str | None:
 
 
 def _check_workers(options: argparse.Namespace) -> str | None:
-    names = _list_nodes()
-    if CONTROL not in names:
+    here = _host()
+    if not _answers(re.escape(f"{CONTROL}@{here}")):
         return "the worker of this machine's own queue does not answer"
-    return None if names - {CONTROL, "beat"} else "no worker of framework runs answers"
+    runs = rf"(?!(?:{CONTROL}|{BEAT})@).*@{re.escape(here)}"
+    return None if _answers(runs) else "no worker of framework runs answers"
 
 
 def _check_beat(options: argparse.Namespace) -> str | None:
-    return None if "beat" in _list_nodes() else "it does not answer"
+    return None if _answers(re.escape(f"{BEAT}@{_host()}")) else "it does not answer"
 
 
-def _list_nodes() -> set[str]:
-    """Names of this machine's workers that answer over the broker, without the machine's."""
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _answers(pattern: str) -> bool:
+    """Whether a worker whose name a regular expression matches answers over the broker: the first is waited for."""
     from kombu.exceptions import OperationalError
 
     from plumbline_web.celery import app
 
-    host = socket.gethostname()
     try:
-        replies = app.control.ping(pattern=f"*@{host}", matcher="glob", timeout=ANSWER_S) or []
+        return bool(app.control.ping(pattern=f"^{pattern}$", matcher="pcre", timeout=ANSWER_S, limit=1))
     except OperationalError as error:
         raise _Unreachable(f"Redis does not answer ({str(error).rstrip('.')})") from error
-    return {name.removesuffix(f"@{host}") for reply in replies for name in reply if name.endswith(f"@{host}")}
 
 
 _CHECKS = {"web": _check_web, "workers": _check_workers, "beat": _check_beat}

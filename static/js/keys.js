@@ -90,8 +90,9 @@ export function startKeys() {
     }
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     const key = event.key === "Enter" ? "enter" : event.key;
-    // Enter and space belong to the link, button or box that has the focus.
-    if ((key === "enter" || key === " ") && event.target.closest("a, button, summary, input")) return;
+    // Enter and space belong to the link, button or box that has the focus; a closed dialog's has it a moment longer.
+    const holder = key === "enter" || key === " " ? event.target.closest("a, button, summary, input") : null;
+    if (holder?.checkVisibility()) return;
     const keys = first ? `${first} ${key}` : key;
     clearTimeout(timer);
     first = "";
