@@ -149,12 +149,12 @@ def _decide(step: int, given: Sequence[Norm], due: Due, tensors: Sequence[Joined
     wrong = [each for each in given if not errors[each.name] <= threshold]
     if not wrong:
         worst = max(errors.values())
-        sentence = f"{_list(given)} of step {step} {_be(given)} that of {source}, {norm:.6g}, within {worst:.2g}"
+        sentence = f"{_list(given, step)} {_be(given)} that of {source}, {norm:.6g}, within {worst:.2g}"
         return Verdict(NAME, Status.PASS, sentence, measurements, limits, evidence=evidence)
     several = len({part.rank for tensor in tensors for part in tensor.parts}) > 1
     why = _explain(wrong[0].value, norm, tensors)
     sentence = (
-        f"{_list(wrong)} of step {step} {_be(wrong)} {wrong[0].value:.6g}, and the norm of {source} is {norm:.6g}"
+        f"{_list(wrong, step)} {_be(wrong)} {wrong[0].value:.6g}, and the norm of {source} is {norm:.6g}"
         f"{f': {why}' if why else ''}"
     )
     return Verdict(
@@ -217,14 +217,14 @@ def _square_of_replicas(tensor: JoinedTensor) -> float:
     return math.fsum(part.record.norm**2 for held in tensor.shards.values() for part in held[1:] if not part.partial)
 
 
-def _list(norms: Sequence[Norm]) -> str:
+def _list(norms: Sequence[Norm], step: int) -> str:
     ranks = [each.name.split()[3] for each in norms if each.name != LOGGED]
     names = ["the logged norm"] if any(each.name == LOGGED for each in norms) else []
     if len(ranks) == 1:
         names.append(f"the norm that rank {ranks[0]} clips by")
     elif ranks:
         names.append(f"the norm that ranks {', '.join(ranks)} clip by")
-    return " and ".join(names)
+    return f"{' and '.join(names)} at step {step}"
 
 
 def _be(norms: Sequence[Norm]) -> str:

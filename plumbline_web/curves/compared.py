@@ -179,7 +179,8 @@ def _more(held_back: int) -> str:
 
 
 def _say_empty(quantity: str) -> str:
-    return f"No {TITLES[quantity].split(',')[0].lower()} was logged by these runs; curves appear when a run has ended."
+    name = TITLES[quantity].split(",")[0].lower()
+    return f"No {name} was logged by these runs; one that is not over shows it when it is."
 
 
 def _label(validation: int, role: str) -> str:

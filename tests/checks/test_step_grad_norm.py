@@ -64,7 +64,7 @@ def test_the_norm_of_one_process_passes_with_its_limit(tmp_path: Path) -> None:
     verdict = judge(tmp_path, one_rank(TRUE), logged=TRUE)
     assert verdict.status is Status.PASS
     assert verdict.sentence.startswith(
-        f"the logged norm and the norm that rank 0 clips by of step 1 are that of the captured gradients, {TRUE:.6g}"
+        f"the logged norm and the norm that rank 0 clips by at step 1 are that of the captured gradients, {TRUE:.6g}"
     )
     assert [each.name for each in verdict.measurements] == ["logged norm", "norm that rank 0 clips by"]
     assert verdict.measurements[0].floor == pytest.approx(FLOOR, rel=1e-12)
@@ -94,7 +94,7 @@ def test_a_norm_without_one_parameter_names_it(tmp_path: Path) -> None:
 def test_ranks_whose_parts_together_have_the_norm_pass(tmp_path: Path) -> None:
     verdict = judge(tmp_path, two_ranks(TRUE))
     assert verdict.status is Status.PASS
-    assert verdict.sentence.startswith("the norm that ranks 0, 1 clip by of step 1 is")  # one norm, said once
+    assert verdict.sentence.startswith("the norm that ranks 0, 1 clip by at step 1 is")  # one norm, said once
 
 
 def test_a_norm_that_counts_the_first_ranks_shards_alone_says_so(tmp_path: Path) -> None:
