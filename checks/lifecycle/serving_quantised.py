@@ -16,7 +16,7 @@ Cost: one reading of the directory; no run of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from checks.captures.capture import TensorRecord
 from checks.check import Check, inconclusive, skipped
 from checks.errors import BadRequest
 from checks.material import Material
+from checks.plot import Curve, Plot, to_evidence
 from checks.spec import RunSpec
 from checks.transfer.change import measure_change
 from checks.transfer.dump import Dump, read_dump
@@ -207,6 +208,7 @@ def _decide(
         ],
         "should_not_be": [list(pair) for pair in odd[:LISTED]],
         "log_prob_change": change,
+        "plots": to_evidence([_draw(known, step)]),
     }
     if wrong or odd:
         sentence = _say_wrong(states, step, wrong, known) if wrong else f"{odd[0][0]} is quantised, and {odd[0][1]}"
@@ -231,6 +233,20 @@ def _decide(
         f"their format allows{moved}"
     )
     return Verdict(NAME, Status.PASS, sentence, measurements, evidence=evidence)
+
+
+def _draw(known: Sequence[_Judged], step: int) -> Plot:
+    """The largest error of each weight, in the order of the checkpoint."""
+    places = [float(place) for place in range(1, len(known) + 1)]
+    return Plot(
+        "Largest error of each quantised weight",
+        "weight, in the order of the checkpoint",
+        "share of the allowed error",
+        (
+            Curve("weights", places, [each.ratios[step] for each in known], style="points"),
+            Curve("allowed", places, [1.0] * len(known), style="threshold"),
+        ),
+    )
 
 
 def _say_wrong(states: TrainerStates, step: int, wrong: list[_Judged], known: list[_Judged]) -> str:

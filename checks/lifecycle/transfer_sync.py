@@ -26,6 +26,7 @@ from checks.captures.capture import TensorRecord
 from checks.check import Check, inconclusive
 from checks.errors import BadRequest
 from checks.material import Material
+from checks.plot import Curve, Plot, to_evidence
 from checks.spec import RunSpec
 from checks.transfer.comparison import Compared, compare_copy, compare_parameter, walk_copies
 from checks.transfer.dump import Dump, read_dump
@@ -131,6 +132,7 @@ def _decide(
         "extra": list(extra[:LISTED]),
         "padded": list(padded),
         "unread": problems[:LISTED],
+        "plots": to_evidence([_draw(states, judged)]),
     }
     who = dump.label
     if wrong:
@@ -167,6 +169,21 @@ def _decide(
         sentence = f"{len(problems)} of {len(compared)} tensors cannot be compared: {why}"
         return inconclusive(NAME, sentence, measurements=measurements, evidence=evidence)
     return _decide_staleness(dump, states, step, judged, measurements, {**evidence, "quantised": quantised})
+
+
+def _draw(states: TrainerStates, judged: Sequence[Compared]) -> Plot:
+    """How many of the engine's tensors are what the trainer held then: all of one step, or a mixture of several."""
+    steps = [float(step) for step in states.steps]
+    alike = [float(sum(step in each.steps for each in judged)) for step in states.steps]
+    return Plot(
+        "Whose weights the engine holds",
+        "after the trainer's step",
+        "tensors",
+        (
+            Curve("are the trainer's of that step", steps, alike, style="points"),
+            Curve("compared", steps, [float(len(judged))] * len(steps), style="threshold"),
+        ),
+    )
 
 
 def _decide_staleness(

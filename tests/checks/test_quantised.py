@@ -114,6 +114,9 @@ def test_an_older_step_shows_where_it_moved_by_more_than_the_error(tmp_path: Pat
     verdict = judge(tmp_path, quantise(before, LINEAR, INT8, "row"), before=before)
     assert (verdict.status, verdict.pattern) == (Status.FAIL, Pattern.STATE_TRANSFER)
     assert verdict.sentence.startswith("5 of 5 quantised weights are those of after step 1, not 2, first ")
+    errors, allowed = (curve["y"] for curve in verdict.evidence["plots"][0]["curves"])
+    assert len(errors) == len(allowed) == 5
+    assert max(errors) == verdict.measurements[0].value > min(errors) > 1.0 == allowed[0]
 
 
 def test_scales_of_another_tensor_are_named(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def test_weights_of_an_earlier_step_are_stale_by_as_many(tmp_path: Path) -> None
         "vllm 0.11 holds weights of after step 1, not 2: stale by 1 step, in 9 of 9 tensors, first " + EMBED
     )
     assert verdict.evidence["wrong"][0]["matches_steps"] == [1]
+    alike, compared = verdict.evidence["plots"][0]["curves"]
+    assert (alike["x"], alike["y"], compared["y"]) == ([1.0, 2.0], [9.0, 0.0], [9.0, 9.0])
 
 
 def test_weights_of_a_later_step_than_stated_are_told(tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def test_one_part_of_a_fused_matrix_is_named(tmp_path: Path) -> None:
     verdict = judge(tmp_path, fuse(cast({**AFTER, V: BEFORE[V]})))
     assert verdict.first_wrong == V
     assert "stale by 1 step, in 1 of 9 tensors" in verdict.sentence
+    assert verdict.evidence["plots"][0]["curves"][0]["y"] == [1.0, 8.0]  # a mixture of two steps
 
 
 def test_the_smallest_change_of_a_cast_weight_is_seen(tmp_path: Path) -> None:
