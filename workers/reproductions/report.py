@@ -80,8 +80,8 @@ def render_markdown(found: Sequence[Reproduction], *, cases: Mapping[str, Case],
     fixed = sum(each.fixed is not None for each in shown)
     lines = [HEAD.format(example=found[0].slug if found else "SLUG"), ""]
     lines.append(
-        f"{len(shown)} of {len(cases)} cases: {fixed} fail on the faulty and pass on the fixed release, "
-        f"{len(shown) - fixed} are not mended in any."
+        f"{len(shown)} of {len(cases)} cases: {fixed} fail on the faulty and pass on the fixed release; "
+        f"no release mends the other {len(shown) - fixed}."
     )
     lines += ["", "| problem | faulty | fixed | checks | date |", "| --- | --- | --- | --- | --- |"]
     for each in shown:
