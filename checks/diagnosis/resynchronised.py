@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,14 @@ Captured = Mapping[str, tuple[torch.Tensor | None, torch.Tensor | None]]
 
 @dataclass
 class Outputs:
-    """One module's outputs, by micro-batch and document, and the class that ran."""
+    """One module's outputs, by micro-batch and document, and the class that ran.
+
+    `handed_to`: the modules that are given this one's output itself, with nothing in between.
+    """
 
     class_name: str
     outputs: dict[tuple[int, Document], torch.Tensor] = field(default_factory=dict)
+    handed_to: tuple[str, ...] = ()
 
 
 def captured_modules(capture: Capture, step: int, index: int) -> Captured:
@@ -102,18 +106,40 @@ def run_level(
 
 
 def _in_order(model: nn.Module, found: Mapping[str, Outputs], batch: ForwardBatch) -> dict[str, Outputs]:
-    """The modules in the order in which one forward completes them."""
+    """The modules in the order in which one forward completes them, each with those that its output is handed to."""
     order: list[str] = []
-    handles = [
-        model.get_submodule(path).register_forward_hook(lambda _m, _a, _o, path=path: order.append(path))
-        for path in found
-    ]
+    made: list[tuple[str, torch.Tensor]] = []
+    handed: dict[str, list[str]] = {path: [] for path in found}
+
+    def begin(path: str) -> Callable[..., None]:
+        def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = first_tensor((*args, *kwargs.values()))
+            for source, output in made:
+                if output is given:
+                    handed[source].append(path)
+
+        return note
+
+    def end(path: str) -> Callable[..., None]:
+        def note(_module: nn.Module, _args: object, output: object) -> None:
+            order.append(path)
+            tensor = first_tensor(output)
+            if tensor is not None:
+                made.append((path, tensor))
+
+        return note
+
+    handles = []
+    for path in found:
+        module = model.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(begin(path), with_kwargs=True))
+        handles.append(module.register_forward_hook(end(path)))
     try:
         forward_logits(model, batch)
     finally:
         for handle in handles:
             handle.remove()
-    return {path: found[path] for path in dict.fromkeys(order)}
+    return {path: replace(found[path], handed_to=tuple(handed[path])) for path in dict.fromkeys(order)}
 
 
 def slice_document(tensor: torch.Tensor, document: Document, shape: torch.Size) -> torch.Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,23 @@ def test_a_module_whose_parts_are_right_is_found_by_itself(batch: MicroBatch, tm
     model = build_framework()
     model.block(1).residual = 1.001
     assert wrong(find(record(model, batch, tmp_path / "c"), batch)) == ["layers.1"]
+
+
+@pytest.mark.parametrize(("factor", "blamed"), [(2.0, []), (1.9, ["embed"])])
+def test_what_the_framework_does_beside_its_module_is_no_fault_of_the_module(
+    factor: float, blamed: list[str], batch: MicroBatch, tmp_path: Path
+) -> None:
+    """As of an embedding that scales its output in one release, and is scaled by the model in another."""
+    model = build_framework()
+    model.embed.weight.data /= 2.0
+
+    def scale(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return args, {**kwargs, "x": factor * kwargs["x"]}
+
+    model.block(0).register_forward_pre_hook(scale, with_kwargs=True)
+    found = find(record(model, batch, tmp_path / "c"), batch)
+    assert wrong(found) == blamed
+    assert found.not_comparable == (("",) if blamed else ("embed", ""))
 
 
 def test_a_module_that_lets_documents_see_each_other_is_found(batch: MicroBatch, tmp_path: Path) -> None:
