@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.captures.capture import TensorRecord
@@ -12,6 +13,7 @@ from checks.parallel.contributions import measure_contributions, measure_objecti
 from checks.parallel.parts import part_error, same
 from checks.parallel.runs import Runs
 from checks.parallel.tensors import JoinedTensor, Part
+from checks.tolerance import TensorJudgement
 from checks.verdict import Measurement
 
 AS_FAR = 0.5
@@ -19,6 +21,8 @@ AS_FAR = 0.5
 
 COUNTED_AS_ONE = 0.02
 """A factor this near 1 is not named: a median over a rank's tokens carries the noise of single rows in bf16."""
+
+LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ def find_culprit(
     measurements: Sequence[Measurement],
 ) -> Culprit:
     """The first of: another start, a gradient that one run lacks, rows without a gradient, ranks whose own parts are
-    off, gradients that were not reduced, ranks that count too much or too little, a forward that differs, a norm.
+    off, gradients that were not reduced, ranks that count too much or too little, all or some gradients off by one
+    factor, a forward that differs, a norm.
     """
     return (
         _find_start(start)
@@ -47,6 +52,7 @@ def find_culprit(
         or _find_unreduced(runs)
         or _find_factors(runs)
         or _find_scale(runs, gradients)
+        or _find_scaled_part(runs, gradients)
         or _find_forward(runs, measurements)
         or _find_rest(runs, gradients, measurements)
     )
@@ -96,7 +102,7 @@ def _find_parts(runs: Runs, gradients: Gradients) -> Culprit | None:
     """Ranks whose own parts are off while those of others are not."""
     ours, theirs = runs.divided.tensors("gradient"), runs.single.tensors("gradient")
     squares = dict.fromkeys(runs.divided.ranks, 0.0)
-    failing = [each.name for each in gradients.judgements if not each.holds]
+    failing = [each.name for each in _list_failing(gradients)]
     worst: dict[int, tuple[float, Part, str]] = {}
     for name in failing:
         whole = theirs[name, None].parts[0].record
@@ -156,16 +162,52 @@ def _find_factors(runs: Runs) -> Culprit | None:
 
 def _find_scale(runs: Runs, gradients: Gradients) -> Culprit | None:
     """Every gradient off by one factor: a reduction that adds where it should average, or does so twice."""
-    scale = gradients.scale
-    rest = math.fsum(each.difference.residual(scale.scale) ** 2 for each in gradients.judgements)
-    total = math.fsum(each.difference.square for each in gradients.judgements)
-    if scale.holds or not total or math.sqrt(rest / total) > COUNTED_AS_ONE:
+    factor = gradients.scale.scale
+    failing = _list_failing(gradients)
+    if gradients.scale.holds or not failing or not all(_is_scaled(each, factor) for each in failing):
         return None
     n = len(runs.divided.ranks)
-    known = {float(n): "they are added up and not averaged", 1.0 / n: "they are averaged twice"}
-    said = next((text for factor, text in known.items() if abs(scale.scale / factor - 1.0) < COUNTED_AS_ONE), None)
-    why = f": {said} over the {n} ranks" if said else ", on every rank alike"
-    return Culprit(f"all gradients are {scale.scale:.4g} times those of one process{why}", (), "gradient reduction")
+    said = {n: "they are added up and not averaged", 1.0 / n: "they are averaged twice"}
+    why = f": {known} over the {n} ranks" if (known := _name_factor(factor, said)) else ", on every rank alike"
+    return Culprit(f"all gradients are {factor:.4g} times those of one process{why}", (), "gradient reduction")
+
+
+def _find_scaled_part(runs: Runs, gradients: Gradients) -> Culprit | None:
+    """Some gradients off by one factor and all others right: what ranks share of a module is reduced as if it were
+    whole on each, or the other way round.
+    """
+    failing = _list_failing(gradients)
+    if not failing:
+        return None
+    factor = statistics.median(each.difference.scale for each in failing)
+    if math.isnan(factor) or abs(factor - 1.0) <= COUNTED_AS_ONE:
+        return None
+    if not all(_is_scaled(each, factor) for each in failing):
+        return None
+    n = len(runs.divided.ranks)
+    said = {n: "is added up where it is to be averaged", 1.0 / n: "is averaged where it is to be added up"}
+    why = f"; what the {n} ranks have of them {known}" if (known := _name_factor(factor, said)) else ""
+    names = [each.name for each in failing]
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    sentence = (
+        f"{len(names)} of {len(gradients.judgements)} gradients are {factor:.4g} times those of one process on every "
+        f"rank alike, and the others are right: {', '.join(names[:LISTED])}{more}{why}"
+    )
+    return Culprit(sentence, (), f"gradient reduction: {names[0]}")
+
+
+def _list_failing(gradients: Gradients) -> list[TensorJudgement]:
+    return [each for each in gradients.judgements if not each.holds]
+
+
+def _is_scaled(each: TensorJudgement, factor: float) -> bool:
+    """Whether a gradient is that of one process times a factor, and nothing else is wrong with it."""
+    size = abs(factor) * math.sqrt(each.difference.square)
+    return each.difference.residual(factor) <= COUNTED_AS_ONE * size
+
+
+def _name_factor(factor: float, known: Mapping[float, str]) -> str:
+    return next((said for each, said in known.items() if abs(factor / each - 1.0) < COUNTED_AS_ONE), "")
 
 
 def _find_forward(runs: Runs, measurements: Sequence[Measurement]) -> Culprit | None:
@@ -184,7 +226,7 @@ def _find_forward(runs: Runs, measurements: Sequence[Measurement]) -> Culprit | 
 
 def _find_rest(runs: Runs, gradients: Gradients, measurements: Sequence[Measurement]) -> Culprit:
     norms = [each for each in measurements if each.name.startswith("gradient norm on rank") and not each.holds]
-    failing = [each for each in gradients.judgements if not each.holds]
+    failing = _list_failing(gradients)
     if norms and not failing:
         wrong = tuple(int(each.name.rsplit(" ", 1)[1]) for each in norms)
         sentence = (

@@ -53,7 +53,14 @@ def ask(family: str = "qwen3", **settings: Any) -> RunSpec:
         ("qwen3_moe", {"ep_size": 2, "accumulation": 3}, "accumulation: 2 ranks that share experts cannot share 3"),
         (
             *("qwen3_moe", {"tp_size": 2}),
-            "tp_size: AutoModel has no tensor-parallel plan for Qwen3MoeForCausalLM and refuses it, a stated one too",
+            "tp_size: AutoModel has no tensor-parallel plan for its own Qwen3MoeForCausalLM .*transformers' class",
+        ),
+        ("deepseek_v3", {"tp_size": 2}, "give a model of llama, qwen2, qwen3.$"),
+        ("qwen3", {"options": ("force_hf=true",)}, "options: force_hf=true is run with qwen3_moe here"),
+        ("qwen3_moe", {"options": ("tp_plan=attention",)}, "options: tp_plan=attention names the modules of transf"),
+        (
+            *("qwen3_moe", {"options": ("force_hf=true",), "ep_size": 2}),
+            "ep_size: transformers' class has its experts on every rank",
         ),
         ("qwen3", {"options": ("keep=1",)}, "options: automodel is run with no option 'keep'"),
         ("qwen3", {"dp_size": 2}, "sharding: none does not say what each of 2 ranks holds"),
@@ -113,6 +120,12 @@ def test_each_division_is_asked_of_automodel_in_its_own_words() -> None:
     dropped = ask("deepseek_v3", options=("force_e_score_correction_bias=false",))
     recipe = build_recipe(dropped, rows=Path("c"), output=Path("o"))
     assert recipe["model"]["moe_overrides"] == {"gate_bias_update_factor": 0.0, "force_e_score_correction_bias": False}
+    forced = ask("qwen3_moe", tp_size=2, options=("force_hf=true", "tp_plan=attention"))
+    recipe = build_recipe(forced, rows=Path("c"), output=Path("o"))
+    assert recipe["model"]["force_hf"] is True
+    assert "backend" not in recipe["model"]
+    assert recipe["distributed"]["tp_plan"]["model.layers.*.self_attn.q_norm"] == "summed"
+    ADAPTER.check(forced)
     asked, _ = divided(tp_size=2, gradient_checkpointing=True)
     assert (asked["tp_size"], asked["activation_checkpointing"]) == (2, True)
 

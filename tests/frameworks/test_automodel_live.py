@@ -36,10 +36,12 @@ STEP = {
 DATA = {"data.template", "data.mask", "data.coverage"}
 WITHOUT_DEFINITION = {"glm4_moe", "qwen2"}
 """families that there is no plain reference of"""
+FORCED = ("force_hf=true", "tp_plan=attention")
 LAYOUTS = {
     "dp2": ("qwen3", {"dp_size": 2, "sharding": "fsdp2"}),
     "ddp2": ("qwen3", {"dp_size": 2, "sharding": "ddp"}),
-    "tp2": ("qwen3", {"tp_size": 2}),  # AutoModel refuses it of every family with experts
+    "tp2": ("qwen3", {"tp_size": 2}),
+    "tp2 with experts": ("qwen3_moe", {"tp_size": 2, "options": FORCED}),  # AutoModel refuses it of its own classes
     "pp2": ("qwen3", {"pp_size": 2}),
     "dp2 with experts": ("qwen3_moe", {"dp_size": 2, "sharding": "fsdp2"}),
     "pp2 with experts": ("qwen3_moe", {"pp_size": 2}),
@@ -48,6 +50,7 @@ LAYOUTS = {
 FAULTS = {
     "dp2 with experts": "shard-of-another-rank",
     "tp2": "shard-of-another-rank",
+    "tp2 with experts": "shard-of-another-rank",
     "pp2 with experts": "stage-scaled-alone",
     "ep2": "shard-of-another-rank",
 }
@@ -55,6 +58,7 @@ RESUMED = {
     "alone": ("qwen3_moe", {}),
     "dp2": ("qwen3_moe", {"dp_size": 2, "sharding": "fsdp2"}),
     "tp2": ("qwen3", {"tp_size": 2}),
+    "tp2 with experts": ("qwen3_moe", {"tp_size": 2, "options": FORCED}),
     "pp2": ("qwen3_moe", {"pp_size": 2}),
     "ep2": ("qwen3_moe", {"ep_size": 2}),
 }
@@ -115,6 +119,16 @@ def test_the_step_of_two_processes_is_that_of_one(layout: str) -> None:
     assert statuses["parallel.data"] is statuses["parallel.gradients"] is Status.PASS
     assert statuses["step.grad_norm"] is Status.PASS
     assert {statuses[name] for name in DATA} == {Status.PASS}
+
+
+def test_tensor_parallel_by_automodels_own_plan_halves_the_gradients_of_the_heads_norms() -> None:
+    """Its default plan divides the heads and says nothing of q_norm and k_norm."""
+    settings: dict[str, object] = {"tp_size": 2, "options": ("force_hf=true",)}
+    verdict = run("qwen3_moe", settings, checks=("parallel.gradients",))["parallel.gradients"]
+    assert verdict.status is Status.FAIL
+    assert "4 of 25 gradients are 0.5 times those of one process on every rank alike" in verdict.sentence
+    assert "k_norm.weight" in verdict.sentence
+    assert "is averaged where it is to be added up" in verdict.sentence
 
 
 @pytest.mark.parametrize("layout", FAULTS)

@@ -150,6 +150,40 @@ def test_a_norm_that_is_not_that_of_one_process_fails_where_the_gradients_agree(
     assert verdict.evidence["ranks"] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        (
+            (1.0, 0.5, 0.5),
+            "2 of 3 gradients are 0.5 times those of one process on every rank alike, and the others are right: "
+            "layers.0.q_norm.weight, layers.1.q_norm.weight; what the 2 ranks have of them is averaged where it is to "
+            "be added up",
+        ),
+        (
+            (1.0, 2.0, 1.0),
+            "1 of 3 gradients are 2 times those of one process on every rank alike, and the others are right: "
+            "layers.0.q_norm.weight; what the 2 ranks have of them is added up where it is to be averaged",
+        ),
+        ((0.9999, 0.9999, 0.9999), "all gradients are 0.9999 times those of one process, on every rank alike"),
+        ((0.5, 0.5, 0.5), "all gradients are 0.5 times those of one process: they are averaged twice over the 2 ranks"),
+        ((1.0, 0.5, 0.7), "2 gradients are not those of one process on any rank, most of all that of layers.0.q_norm"),
+    ],
+)
+def test_gradients_that_are_off_by_a_factor_on_every_rank_are_told_from_others(
+    factors: tuple[float, ...], said: str, tmp_path: Path
+) -> None:
+    names = (W, "layers.0.q_norm.weight", "layers.1.q_norm.weight")
+    wholes = [draw(8, 8), draw(8, seed=1) * 0.01, draw(8, seed=2) * 0.01]
+    made = tuple(Held(name, whole * factor) for name, whole, factor in zip(names, wholes, factors, strict=True))
+    alone = tuple(Held(name, whole) for name, whole in zip(names, wholes, strict=True))
+    ranks = [RankPart(rank, made, norm=2.0, rows=((row,),)) for rank, row in enumerate((A, B))]
+    single = RankPart(0, alone, losses=(0.5, 0.5), norm=2.0, rows=((A,), (B,)))
+    verdict = Two(tmp_path).judge(parallel_gradients.CHECK, ranks, single)
+    assert verdict.status is Status.FAIL
+    assert verdict.sentence.startswith(said)
+    assert verdict.evidence["ranks"] == []
+
+
 @judges
 def test_a_missing_rank_is_inconclusive_and_named(check: object, tmp_path: Path) -> None:
     whole = (Held(W, draw(2, 2)),)

@@ -26,8 +26,16 @@ UNDECAYED = r"(norm|layernorm)\.weight$|\.bias$"
 """names of one-dimensional parameters, by the pattern that AutoModel groups them by"""
 OPTIONS = {
     "loss": Option(("masked", "chunked"), "of whole logits, or of a chunk of tokens at a time, head included"),
+    "force_hf": Option(bool, "whether the model is transformers' class, and not AutoModel's own"),
+    "tp_plan": Option(("attention",), "ranks share the heads and add up their norms' gradients; else AutoModel's own"),
     "force_e_score_correction_bias": Option(bool, "whether routers keep the checkpoint's biases, which are not moved"),
 }
+ATTENTION_PLAN = {
+    **{f"model.layers.*.self_attn.{name}_proj": "columns" for name in "qkv"},
+    **{f"model.layers.*.self_attn.{name}_norm": "summed" for name in "qk"},
+    "model.layers.*.self_attn.o_proj": "rows",
+}
+"""module → how tensor parallel divides it, in the words of `train.build_plan`; all else is whole on each rank"""
 CHUNK = 64
 """tokens; AutoModel's default of 512 would leave a tiny batch whole"""
 MANY = 1_000_000
@@ -42,7 +50,7 @@ class AutoModelAdapter:
     def check(self, spec: RunSpec) -> None:
         """Raise BadRequest for what AutoModel is not run with here, and for what no framework can run."""
         refuse_objective(spec, framework="AutoModel, as it is run here,")
-        check_automodel(spec)
+        check_automodel(spec, read_options(spec, OPTIONS))
         check_request(spec, read_samples(spec.data), options=OPTIONS)
 
     def prepare(self, spec: RunSpec, scratch: Path) -> Launch:
@@ -124,7 +132,7 @@ def build_recipe(spec: RunSpec, *, rows: Path, output: Path) -> dict[str, Any]:
             "pretrained_model_name_or_path": str(spec.model.resolve()),
             "torch_dtype": "bfloat16" if spec.precision == "bf16_params" else "float32",
             "attn_implementation": spec.attention,
-            "backend": _choose_backend(spec),
+            **_choose_class(spec),
             **_leave_routers(spec),
         },
         "checkpoint": {"enabled": False, "checkpoint_dir": str(output)},
@@ -172,9 +180,13 @@ def _build_adapters(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _choose_backend(spec: RunSpec) -> dict[str, Any]:
-    """Torch's own layers, of those that AutoModel's models can have; its default is the GPU's where there is one."""
-    return {
+def _choose_class(spec: RunSpec) -> dict[str, Any]:
+    """Transformers' class where that is asked for; else AutoModel's with torch's own layers, of those that it can have:
+    its default is the GPU's where there is one.
+    """
+    if read_options(spec, OPTIONS).get("force_hf"):
+        return {"force_hf": True}
+    backend = {
         "_target_": "nemo_automodel.components.models.common.BackendConfig",
         "attn": spec.attention,
         "linear": "torch",
@@ -182,6 +194,7 @@ def _choose_backend(spec: RunSpec) -> dict[str, Any]:
         "dispatcher": "torch",
         "rope_fusion": False,
     }
+    return {"backend": backend}
 
 
 def _leave_routers(spec: RunSpec) -> dict[str, Any]:
@@ -210,6 +223,8 @@ def _divide(spec: RunSpec) -> dict[str, Any]:
         "mp_policy": policy,
         "activation_checkpointing": spec.gradient_checkpointing,
     }
+    if "tp_plan" in read_options(spec, OPTIONS):
+        divided["tp_plan"] = ATTENTION_PLAN
     if spec.pp_size > 1:
         divided["pipeline"] = {"pp_schedule": "1f1b", "pp_microbatch_size": 1}
     if spec.ep_size > 1:

@@ -27,6 +27,8 @@ def main(path: str) -> None:
     recipe["dist_env"] = {"backend": "nccl" if torch.cuda.is_available() else "gloo", "timeout_minutes": 5}
     if recipe["clip_grad_norm"]["max_norm"] == 0:
         recipe["clip_grad_norm"]["max_norm"] = math.inf  # none at all would be the recipe's default of 1
+    if "tp_plan" in recipe["distributed"]:
+        recipe["distributed"]["tp_plan"] = build_plan(recipe["distributed"]["tp_plan"])
     training = TrainFinetuneRecipeForNextTokenPrediction(ConfigNode(recipe))
     try:
         training.setup()
@@ -36,6 +38,15 @@ def main(path: str) -> None:
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def build_plan(named: dict[str, str]) -> dict[str, Any]:
+    """Return a plan of tensor parallel as the parallelizer takes it: module → style."""
+    from nemo_automodel.components.distributed.parallel_styles import ReplicatedWithGradAllReduce
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    styles = {"columns": ColwiseParallel, "rows": RowwiseParallel, "summed": ReplicatedWithGradAllReduce}
+    return {module: styles[style]() for module, style in named.items()}
 
 
 def draw_second_factors(model: Any, *, seed: int) -> None:
