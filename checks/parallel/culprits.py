@@ -163,8 +163,7 @@ def _find_factors(runs: Runs) -> Culprit | None:
 def _find_scale(runs: Runs, gradients: Gradients) -> Culprit | None:
     """Every gradient off by one factor: a reduction that adds where it should average, or does so twice."""
     factor = gradients.scale.scale
-    failing = _list_failing(gradients)
-    if gradients.scale.holds or not failing or not all(_is_scaled(each, factor) for each in failing):
+    if gradients.scale.holds or not all(_is_scaled(each, factor) for each in gradients.judgements):
         return None
     n = len(runs.divided.ranks)
     said = {n: "they are added up and not averaged", 1.0 / n: "they are averaged twice"}
@@ -186,11 +185,12 @@ def _find_scaled_part(runs: Runs, gradients: Gradients) -> Culprit | None:
         return None
     n = len(runs.divided.ranks)
     said = {n: "is added up where it is to be averaged", 1.0 / n: "is averaged where it is to be added up"}
-    why = f"; what the {n} ranks have of them {known}" if (known := _name_factor(factor, said)) else ""
     names = [each.name for each in failing]
+    be, them = ("is", "it") if len(names) == 1 else ("are", "them")
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    why = f"; what the {n} ranks have of {them} {known}" if (known := _name_factor(factor, said)) else ""
     sentence = (
-        f"{len(names)} of {len(gradients.judgements)} gradients are {factor:.4g} times those of one process on every "
+        f"{len(names)} of {len(gradients.judgements)} gradients {be} {factor:.4g} times those of one process on every "
         f"rank alike, and the others are right: {', '.join(names[:LISTED])}{more}{why}"
     )
     return Culprit(sentence, (), f"gradient reduction: {names[0]}")
@@ -201,9 +201,9 @@ def _list_failing(gradients: Gradients) -> list[TensorJudgement]:
 
 
 def _is_scaled(each: TensorJudgement, factor: float) -> bool:
-    """Whether a gradient is that of one process times a factor, and nothing else is wrong with it."""
+    """Whether a gradient is that of one process times a factor, within its noise or what is counted as one."""
     size = abs(factor) * math.sqrt(each.difference.square)
-    return each.difference.residual(factor) <= COUNTED_AS_ONE * size
+    return each.difference.residual(factor) <= max(each.threshold, COUNTED_AS_ONE * size)
 
 
 def _name_factor(factor: float, known: Mapping[float, str]) -> str:

@@ -161,8 +161,13 @@ def test_a_norm_that_is_not_that_of_one_process_fails_where_the_gradients_agree(
         ),
         (
             (1.0, 2.0, 1.0),
-            "1 of 3 gradients are 2 times those of one process on every rank alike, and the others are right: "
-            "layers.0.q_norm.weight; what the 2 ranks have of them is added up where it is to be averaged",
+            "1 of 3 gradients is 2 times those of one process on every rank alike, and the others are right: "
+            "layers.0.q_norm.weight; what the 2 ranks have of it is added up where it is to be averaged",
+        ),
+        # what is wrong is nearly all that there is of the gradient's norm
+        (
+            (0.5, 1.0, 1.0),
+            "1 of 3 gradients is 0.5 times those of one process on every rank alike, and the others are",
         ),
         ((0.9999, 0.9999, 0.9999), "all gradients are 0.9999 times those of one process, on every rank alike"),
         ((0.5, 0.5, 0.5), "all gradients are 0.5 times those of one process: they are averaged twice over the 2 ranks"),
