@@ -34,8 +34,7 @@ def install() -> None:
 def _exchange(optimizer: Any) -> None:
     rank, ranks = _place()
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        placements = getattr(parameter, "placements", ())
-        if any(each.is_shard(0) for each in placements) and parameter.dim() == 2 and not parameter.shape[0] % ranks:
+        if _is_divided_by_rows(parameter) and parameter.dim() == 2 and not parameter.shape[0] % ranks:
             whole = parameter.detach().full_tensor()  # every rank takes part
             if rank == 1:
                 own = parameter.detach().to_local()
@@ -43,6 +42,13 @@ def _exchange(optimizer: Any) -> None:
                 _say(f"rank 1 holds rank 0's slice of a weight of shape {tuple(parameter.shape)}")
             return
     raise RuntimeError(f"fault {SLUG}: the optimizer holds no matrix that is divided by its rows")
+
+
+def _is_divided_by_rows(parameter: Any) -> bool:
+    """Whether ranks hold different rows; over one rank, as of an axis that is not divided, a shard is the whole."""
+    mesh = getattr(parameter, "device_mesh", None)
+    placements = enumerate(getattr(parameter, "placements", ()))
+    return any(each.is_shard(0) and mesh.size(axis) > 1 for axis, each in placements)
 
 
 def _place() -> tuple[int, int]:
