@@ -183,13 +183,26 @@ def _read_outcome(run: FrameworkRun, last_line: str) -> RunOutcome:
     return RunOutcome(run.ending, run.exit_code, run.elapsed_s, run.last_error, capture, unreadable, last_line)
 
 
+def make_empty(directory: Path) -> None:
+    """Make a directory for what a command keeps.
+
+    Raises:
+        BadRequest: there is something in it, or it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise BadRequest("out", f"{directory} is not empty", "name a new directory")
+    except OSError as error:
+        found = f"{directory} cannot be made a directory ({error.strerror})"
+        raise BadRequest("out", found, "name a new directory") from None
+
+
 @contextmanager
 def open_workspace(request: ValidationRequest) -> Iterator[Path]:
     """The directory named by --out, kept; else a temporary one that goes with the validation."""
     if request.out is not None:
-        if request.out.exists() and any(request.out.iterdir()):
-            raise BadRequest("out", f"{request.out} is not empty", "name a new directory")
-        request.out.mkdir(parents=True, exist_ok=True)
+        make_empty(request.out)
         yield request.out
         return
     workspace = Path(tempfile.mkdtemp(prefix="plumbline-"))

@@ -291,4 +291,5 @@ def _read_exit(returncode: int) -> tuple[int, int | None]:
 
 
 def _decode(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace").rstrip("\r")
+    """A line as a terminal shows it: what a progress bar has written over is gone."""
+    return line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]

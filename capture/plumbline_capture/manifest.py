@@ -35,7 +35,7 @@ def write_manifest(out: Path, *, settings: Settings, command: List[str], exit_co
     missing.extend(unasked)
     measured = _read_memory(out, missing) if settings.memory else []
     apart = [*recorded, *saved, *exported]
-    if not recorded:
+    if not recorded and not any(note.what == "step" for note in missing):
         why = "no optimizer step of a torch model was seen in any process of the command"
         missing.append(Missing(rank=None, step=None, what="step", why=why))
     manifest: Dict[str, Any] = {

@@ -93,6 +93,11 @@ def publish_last_notes(recorder: Recorder) -> None:
     if recorder.meter is not None and os.getpid() == recorder.pid:
         with recorder.shielded("memory"):
             recorder.meter.finish()
+    taken = recorder.step - 1
+    if taken and not recorder.step_records and not recorder.finished and os.getpid() == recorder.pid:
+        for step in recorder.settings.steps:
+            why = f"the command ended after {taken} optimizer step{'s' * (taken > 1)}"
+            recorder.note_missing("step", why, step=step)
     scaling = recorder.scaling
     new = len(recorder.rows) > recorder.rows_published or (
         scaling is not None and len(scaling.attempts) > scaling.published

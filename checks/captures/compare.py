@@ -110,13 +110,21 @@ def compare_captures(
     """Compare what two captures have in common, by step, rank 0, kind and canonical name.
 
     Raises:
-        CaptureError: they have no step in common.
+        CaptureError: one holds no step, or they have none in common.
     """
     steps = sorted(set(a.steps) & set(b.steps))
+    for capture in (a, b):
+        if not capture.steps:
+            why = "; ".join(dict.fromkeys(note.why for note in capture.missing)) or "its manifest does not say why"
+            raise CaptureError(str(capture.path), f"holds no recorded step ({why})", "record it again")
     if not steps:
         found = f"holds steps {list(b.steps)}, {a.path} holds {list(a.steps)}"
         raise CaptureError(str(b.path), found, "record both with the same --steps")
-    rows, only_a, only_b = [], [], []
+    rows = []
+    only_a, only_b = (
+        [f"step {step}, all of it" for step in sorted(set(one.steps) - set(other.steps))]
+        for one, other in ((a, b), (b, a))
+    )
     for step in steps:
         for kind in KINDS:
             ours, theirs = _keyed(a, step, kind), _keyed(b, step, kind)

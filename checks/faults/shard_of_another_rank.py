@@ -46,9 +46,8 @@ def _exchange(optimizer: Any) -> None:
 
 def _is_divided_by_rows(parameter: Any) -> bool:
     """Whether ranks hold different rows; over one rank, as of an axis that is not divided, a shard is the whole."""
-    mesh = getattr(parameter, "device_mesh", None)
     placements = enumerate(getattr(parameter, "placements", ()))
-    return any(each.is_shard(0) and mesh.size(axis) > 1 for axis, each in placements)
+    return any(each.is_shard(0) and parameter.device_mesh.size(axis) > 1 for axis, each in placements)
 
 
 def _place() -> tuple[int, int]:

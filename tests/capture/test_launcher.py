@@ -82,6 +82,15 @@ def test_sigterm_reaches_a_hanging_command_and_what_it_recorded_is_kept(tmp_path
     )
 
 
+def test_a_command_that_takes_none_of_the_asked_steps_is_not_said_to_take_none(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    command = ["--steps", "30", "--", sys.executable, str(PLAIN_LM), "one-step"]
+    main(["run", "--out", str(out), *command])
+    assert Recorded(0, "", "", out).manifest["missing"] == [
+        {"rank": 0, "step": 30, "what": "step", "why": "the command ended after 1 optimizer step"}
+    ]
+
+
 def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     process = start_recorded(tmp_path / "capture", sys.executable, "-c", deaf)

@@ -187,7 +187,22 @@ def test_captures_without_a_common_step_are_refused(recordings: dict[str, Record
     assert caught.value.file == str(merged.path)
     assert caught.value.found == f"holds steps [1], {late.path} holds [3]"
     assert caught.value.remedy == "record both with the same --steps"
-    assert {row.step for row in compare_captures(run, merged).rows} == {1}
+    found = compare_captures(run, merged)
+    assert {row.step for row in found.rows} == {1}
+    assert found.only_a[-1] == "step 3, all of it"
+    assert compare_captures(merged, run).only_b[-1] == "step 3, all of it"
+
+
+def test_a_step_that_one_capture_lacks_is_a_difference_and_no_step_at_all_has_its_reason(
+    recordings: dict[str, Recording], edit: Editor
+) -> None:
+    run = open_capture(recordings["run"].capture)
+    short = edit(run).drop_step(3).save()
+    assert (compare_captures(run, short).only_a, compare_captures(run, short).equal) == (("step 3, all of it",), False)
+    editing = edit(run).drop_step(3).drop_step(1)
+    editing.manifest["missing"] = [{"rank": 0, "step": None, "what": "step", "why": "4 optimizer steps were taken"}]
+    with pytest.raises(CaptureError, match=r"holds no recorded step \(4 optimizer steps were taken\); record it again"):
+        compare_captures(run, editing.save())
 
 
 @settings(deadline=None, max_examples=15)

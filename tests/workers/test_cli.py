@@ -54,6 +54,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
         (["checks", "show", "step.los"], "checks: there is no check 'step.los'; did you mean step.loss"),
         (["compare", "/no/a", "/no/b"], "/no/a: holds no manifest.json, so it is not a capture"),
         (["compare", "/no/a"], "required: CAPTURE"),
+        ([*VALIDATE, "--local", "--out", __file__], "cannot be made a directory (File exists); name a new directory"),
     ],
 )
 def test_a_bad_request_is_code_3_and_one_sentence(

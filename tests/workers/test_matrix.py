@@ -106,5 +106,10 @@ def test_a_name_that_is_none_is_refused_before_anything_runs(
     assert "frameworks: 'trll' is not known; use automodel, " in capsys.readouterr().err
     assert main(["matrix", "--precisions", "bf17", "--out", str(tmp_path)]) == 3
     assert "precisions: 'bf17' is not known; use float32, bf16, " in capsys.readouterr().err
+    assert main(["matrix", "--models", "tiny:nope", "--out", str(tmp_path)]) == 3
+    assert "model: " in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["matrix", "--models", "tiny:llama", "--out", str(tmp_path / "file")]) == 3
+    assert "cannot be made a directory (Not a directory); name another directory." in capsys.readouterr().err
     assert main(["matrix", "--env", "trl=there", "--server", "--out", str(tmp_path)]) == 3
     assert "env: environments are of this machine; leave --server out." in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from checks.errors import BadRequest
 from workers.frameworks.base import Launch
 from workers.recorder_command import build_command
-from workers.runner import FrameworkRun, run_framework
+from workers.runner import FrameworkRun, _decode, run_framework
 
 
 def _launch(code: str, directory: Path, *, environment: dict[str, str] | None = None) -> Launch:
@@ -194,3 +194,8 @@ def test_the_command_has_the_recorder_in_front(tmp_path: Path) -> None:
         *("c", "--steps", "1", "--full", "--modules", ".+", "--full-parameters", "lora_"),
         *("--preload", "f.py", "--preload", "g.py", "--", "train", "--x"),
     ]
+
+
+def test_a_line_is_what_a_terminal_shows_of_it() -> None:
+    assert _decode(b"0 %\r50 %\r100 %\r") == "100 %"
+    assert _decode("fünf".encode()) == "fünf"

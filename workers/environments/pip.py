@@ -23,6 +23,9 @@ NEWEST_SHOWN = 3
 _EMPTY_REASONS = ("subprocess-exited-with-error", "metadata-generation-failed", "Failed building wheel")
 """What pip says of a build that failed: the compiler's or setup's own last line above it says more."""
 
+_UNREACHED = re.compile(r"^WARNING: Retrying .*[\]:] (?P<why>[^\]:'\"]+?)\.?(?: \([^)]*\))?[\"']\)?': ")
+"""of an index that was not reached: pip warns of it, and then finds no release"""
+
 _MODULE_ERROR = re.compile(r"^\s*(?P<text>\w*(?:Error|Exception): .+|.*: fatal error: .+|.*: error: .+)$")
 
 
@@ -73,6 +76,8 @@ def find_reason(lines: Sequence[str]) -> str:
     reasons = [found["text"] for line in lines if (found := _REASON.match(line))]
     telling = [text for text in reasons if not text.startswith(_EMPTY_REASONS)]
     if telling:
-        return _RELEASES.sub(_name_newest, telling[0]).rstrip(".")
+        unreached = [found["why"] for line in lines if (found := _UNREACHED.match(line))]
+        said = f"an index was not reached ({unreached[-1]}): " if unreached else ""
+        return said + _RELEASES.sub(_name_newest, telling[0]).rstrip(".")
     raised = [found["text"] for line in lines if (found := _MODULE_ERROR.match(line))]
     return (raised or reasons or [line for line in lines if line] or ["it said nothing"])[-1].strip().rstrip(".")

@@ -104,7 +104,9 @@ def read_version(python: str | Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadRequest("python", f"{python} does not run ({error})", "name a Python that does") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        # A traceback ends with its reason; what a shell's or a version manager's message begins with is its.
+        said = lines[-1 if lines[0].startswith("Traceback") else 0].strip()
         raise BadRequest("python", f"{python} does not run ({said})", "name a Python that does")
     return done.stdout.strip()
 

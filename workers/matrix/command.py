@@ -54,11 +54,16 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from checks.models import resolve_model
     from checks.models.families import FAMILIES
 
     _check_names("frameworks", options.frameworks, names())
     _check_names("precisions", options.precisions, get_args(Precision))
     models = options.models or tuple(f"tiny:{family}" for family in FAMILIES)
+    if not options.server:
+        for model in models:
+            resolve_model(model)  # one that is none is said before anything runs
+    _make_directory(options.out / "cells")
     cells = list_cells(options.frameworks, models, options.precisions)
     environments = _read_environments(options.env, options.frameworks)
     if environments and options.server:
@@ -96,6 +101,14 @@ def _check_names(field: str, given: Sequence[str], known: Sequence[str]) -> None
     for name in given:
         if name not in known:
             raise BadRequest(field, f"{name!r} is not known", f"use {', '.join(known)}")
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = f"{directory} cannot be made a directory ({error.strerror})"
+        raise BadRequest("out", found, "name another directory") from None
 
 
 def _read_environments(texts: Sequence[str], frameworks: Sequence[str]) -> Mapping[str, str]:

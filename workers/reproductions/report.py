@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from checks.verdict import Status
@@ -35,7 +35,7 @@ each in an environment of its own. Every default check is judged unless a case n
 
 def print_list(cases: Mapping[str, Case], reasons: Mapping[str, str], *, console: Console) -> None:
     """Each problem that has a case with its releases, then those that have none with the reason."""
-    table = Table("problem", "fails on", "passes on", "check")
+    table = Table(Column("problem", no_wrap=True), "fails on", "passes on", "check")
     for case in cases.values():
         fixed = name_requested(case.fixed) if case.fixed else "nothing yet"
         table.add_row(Text(case.slug), Text(name_requested(case.faulty)), Text(fixed), Text(", ".join(case.fails)))

@@ -161,6 +161,15 @@ def test_the_line_that_says_why_is_found_in_pips_output() -> None:
     assert find_reason([none, "ERROR: No matching distribution found for a==9"]) == (
         "Could not find a version that satisfies the requirement a==9 (the newest are 0.37, 0.38, 0.39)"
     )
+    warned = "WARNING: Retrying (Retry(total=0)) after connection broken by '"
+    away = (
+        f"{warned}NewConnectionError('<c>: Failed to establish a new connection: [Errno 111] Connection refused')': /a/"
+    )
+    slow = f"{warned}ReadTimeoutError(\"Pool(host='i', port=443): Read timed out. (read timeout=15)\")': /simple/a/"
+    assert find_reason([away, none]).startswith(
+        "an index was not reached (Connection refused): Could not find a version"
+    )
+    assert find_reason([slow, none]).startswith("an index was not reached (Read timed out): Could not find a version")
     built = [
         "  error: subprocess-exited-with-error",
         "      RuntimeError: nvcc was not found",
