@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Sub
         print(f"plumbline: {error}", file=sys.stderr)
         return BAD_REQUEST
     except KeyboardInterrupt:
-        print("plumbline: interrupted; the framework's processes have been ended.", file=sys.stderr)
+        print("plumbline: interrupted; what was started has been ended.", file=sys.stderr)
         return INTERRUPTED
     except Interrupted:
         return INTERRUPTED  # on a server: what became of the validation has been said
