@@ -255,6 +255,8 @@ class Gate:
                 break
             if not data:
                 break
+            while self.stalled.is_set() and self.open.is_set():  # it was while this was waited for
+                time.sleep(0.05)
             target.sendall(data)
         for each in (source, target):
             each.close()
