@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -37,7 +37,22 @@ def test_the_objective_is_the_sum_over_the_denominator() -> None:
     assert objective(losses, targets, denominator=6).item() == 0.5
 
 
+def rounding_of_gradients(logits: torch.Tensor, counted: int) -> torch.Tensor:
+    """How far two ways to (p − 1[target]) / counted may lie apart in float64, entry by entry, (B, S, V).
+
+    Each takes p = exp(x − L) with L = log Σ exp(x): the roundings of L, of x − L and of the sum's V terms come back as
+    relative errors of p, one u each times |L|, |x − L| and V; exp, log, the maximum's subtraction and its return are
+    four more. Subtracting one and dividing round the result twice.
+    """
+    unit = torch.finfo(torch.float64).eps / 2
+    log_sum = torch.logsumexp(logits, dim=-1, keepdim=True)
+    distance = logits - log_sum
+    of_p = distance.exp() * (log_sum.abs() + distance.abs() + logits.shape[-1] + 4)
+    return 2 * unit * (2 + of_p) / counted
+
+
 @settings(max_examples=25, deadline=None)
+@example(seed=17, vocabulary=17, masked=0.875)  # one counted token, log Σ exp ≈ 8: 1.1e-15 apart
 @given(seed=st.integers(0, 10**6), vocabulary=st.integers(2, 40), masked=st.floats(0, 0.9))
 def test_loss_and_gradient_equal_torchs_cross_entropy_in_float64(seed: int, vocabulary: int, masked: float) -> None:
     logits = draw(seed, 2, 7, vocabulary).requires_grad_()
@@ -50,7 +65,7 @@ def test_loss_and_gradient_equal_torchs_cross_entropy_in_float64(seed: int, voca
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-13)
     (our_gradient,) = torch.autograd.grad(ours, logits)
     (their_gradient,) = torch.autograd.grad(theirs, logits)
-    assert torch.allclose(our_gradient, their_gradient, rtol=0, atol=1e-15)
+    assert ((our_gradient - their_gradient).abs() <= rounding_of_gradients(logits.detach(), count(targets))).all()
 
 
 @settings(max_examples=20, deadline=None)
