@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from checks.architecture import (
     memory_step,
     model_definition,
@@ -54,6 +52,7 @@ from checks.lifecycle import (
 )
 from checks.parallel import parallel_data, parallel_gradients, parallel_replicas
 from checks.roles import Role
+from checks.suggesting import nearest
 
 CHECKS: dict[str, Check] = {
     check.name: check
@@ -131,6 +130,7 @@ def find_checks(names: tuple[str, ...] | None) -> tuple[Check, ...]:
     known = {*CHECKS, *(check.level for check in CHECKS.values()), ALL}
     for name in wanted:
         if name not in known:
-            near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or list(CHECKS)
-            raise BadRequest("checks", f"there is no check {name!r}", f"did you mean {', '.join(near)}")
+            near = nearest(name, known)
+            remedy = f"did you mean {', '.join(near)}" if near else "`plumbline checks` lists them"
+            raise BadRequest("checks", f"there is no check {name!r}", remedy)
     return tuple(check for check in CHECKS.values() if {check.name, check.level, ALL} & set(wanted))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from checks.errors import BadRequest
 from checks.spec import RunSpec
+from checks.suggesting import nearest
 
 NOT_SETTINGS = frozenset(
     {"framework", "model", "data", "fault", "unstated", "resume_after", "resharded", "probed", "first_rows"}
@@ -118,7 +118,7 @@ def parse_settings(texts: Sequence[str], *, defaults: Mapping[str, object]) -> d
 
 
 def _suggest(name: str) -> str:
-    near = difflib.get_close_matches(name, setting_names(), n=3, cutoff=0.5)
+    near = nearest(name, setting_names())
     return f"did you mean {', '.join(near)}" if near else f"the settings are {', '.join(setting_names())}"
 
 

@@ -7,7 +7,6 @@ effect it says so on stderr, so that a fault which never did is not mistaken for
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from checks.errors import BadRequest
@@ -23,6 +22,7 @@ from checks.faults.entries.parallel import PARALLEL_FAULTS
 from checks.faults.entries.preference import PREFERENCE_FAULTS
 from checks.faults.entries.rewards import REWARD_FAULTS
 from checks.faults.entries.whole_runs import WHOLE_RUN_FAULTS
+from checks.suggesting import nearest
 
 __all__ = ["FAULTS", "Fault", "fault", "was_in_force"]
 
@@ -46,7 +46,7 @@ def fault(slug: str) -> Fault:
     by_slug = {each.slug: each for each in FAULTS}
     if slug in by_slug:
         return by_slug[slug]
-    near = difflib.get_close_matches(slug, by_slug, n=3, cutoff=0.4)
+    near = nearest(slug, by_slug)
     remedy = f"did you mean {', '.join(near)}" if near else "`plumbline faults` lists them"
     raise BadRequest("inject", f"there is no fault {slug!r}", remedy)
 

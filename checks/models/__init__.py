@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from checks.models.checkpoint import list_parameters
+from checks.models.checkpoint import list_matrices
 from checks.models.families import FAMILIES
 from checks.models.resolve import ResolvedModel, check_positions, resolve_model
 
-__all__ = ["FAMILIES", "ResolvedModel", "check_positions", "list_parameters", "resolve_model"]
+__all__ = ["FAMILIES", "ResolvedModel", "check_positions", "list_matrices", "resolve_model"]

@@ -61,9 +61,10 @@ def _read_index(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in names)
 
 
-def list_parameters(directory: Path) -> tuple[str, ...]:
-    """Return the names of all tensors in a checkpoint's weight files, in alphabetical order."""
-    return tuple(sorted(name for file in find_weights(directory) for name in read_header(file)))
+def list_matrices(directory: Path) -> tuple[str, ...]:
+    """Return the names of the tensors of two dimensions in a checkpoint's weight files, in alphabetical order."""
+    tables = [read_header(file) for file in find_weights(directory)]
+    return tuple(sorted(name for table in tables for name, entry in table.items() if len(entry["shape"]) == 2))
 
 
 def read_header(file: Path) -> Mapping[str, Any]:

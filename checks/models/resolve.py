@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from checks.models.checkpoint import check_tokenizer, compute_revision, find_wei
 from checks.models.families import ALIASES, FAMILIES, VOCAB_SIZE
 from checks.models.tiny import SEED, build_tiny, describe_recipe, estimate_bytes, write_checkpoint
 from checks.models.tokenizer import train_tokenizer, write_tokenizer
+from checks.suggesting import nearest
 
 PREFIX = "tiny:"
 SHRUNK = "shrunk:"
@@ -81,7 +81,7 @@ def check_positions(model: ResolvedModel, *, seq_len: int) -> None:
 def _resolve_tiny(family: str) -> ResolvedModel:
     family = ALIASES.get(family, family)
     if family not in FAMILIES:
-        near = get_close_matches(family, FAMILIES, n=3, cutoff=0.4) or sorted(FAMILIES)
+        near = nearest(family, FAMILIES) or sorted(FAMILIES)
         remedy = "use " + " or ".join(PREFIX + name for name in near)
         raise BadRequest("model", f"{PREFIX}{family} is no family that Plumbline knows", remedy)
     directory = build_tiny(family)
@@ -97,7 +97,7 @@ def check_family(config: Mapping[str, Any], file: Path) -> None:
     # Imported late: it takes seconds, and the known families need none of it.
     known = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if family not in known:
-        near = get_close_matches(family, list(known), n=3, cutoff=0.6)
+        near = nearest(family, known)
         remedy = f"did you mean {' or '.join(near)}" if near else "use a model that transformers itself has"
         raise BadRequest(f"model {file}", f"transformers has no model_type {family!r}", remedy)
 

@@ -142,7 +142,7 @@ def test_checks_are_found_by_name_in_reading_order() -> None:
 def test_an_unknown_check_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(BadRequest, match=r"checks: there is no check 'step\.gradient'; did you mean step\.gradients"):
         find_checks(("step.loss", "step.gradient"))
-    with pytest.raises(BadRequest, match=r"did you mean run\.completes, "):
+    with pytest.raises(BadRequest, match="there is no check '§'; `plumbline checks` lists them"):
         find_checks(("§",))
 
 

@@ -81,7 +81,7 @@ def test_a_fault_is_found_by_its_slug() -> None:
 def test_an_unknown_fault_offers_the_nearest_names() -> None:
     with pytest.raises(BadRequest) as caught:
         fault("rmsnorm-epsilon")
-    assert str(caught.value).startswith("inject: there is no fault 'rmsnorm-epsilon'; did you mean rmsnorm-eps, ")
+    assert str(caught.value) == "inject: there is no fault 'rmsnorm-epsilon'; did you mean rmsnorm-eps."
     with pytest.raises(BadRequest, match="`plumbline faults` lists them"):
         fault("zzz")
 

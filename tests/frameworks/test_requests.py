@@ -67,7 +67,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**32}, "seed: 4294967296 is out of range"),
     ({"momentum": 0.9}, "momentum: 0.9 has no meaning for adamw; set optimizer=sgd too."),
     ({"lora": True, "lora_targets": ()}, "lora_targets: is empty; name at least one module, such as q_proj."),
-    ({"lora": True, "lora_targets": ("q_prj",)}, "lora_targets: the model has no module q_prj; use q_proj or"),
+    (
+        {"lora": True, "lora_targets": ("q_prj",)},
+        "lora_targets: the model has no matrix called q_prj; use q_proj.",
+    ),
+    (
+        {"lora": True, "lora_targets": ("norm",)},
+        "lora_targets: the model has no matrix called norm; use down_proj or",
+    ),
+    ({"lora_targets": ("k_proj",)}, "lora_targets: k_proj has no meaning where lora is false; set lora=true too."),
+    ({"lora_r": 8}, "lora_r: 8 has no meaning where lora is false; set lora=true too."),
+    ({"lora_alpha": 16.0}, "lora_alpha: 16.0 has no meaning where lora is false; set lora=true too."),
     ({"model": "tiny:gpt_oss"}, "attention: sdpa cannot express the attention sinks of gpt_oss; set attention=eager."),
 ]
 
@@ -90,7 +100,7 @@ GOOD: list[dict[str, Any]] = [
     {"optimizer": "sgd", "momentum": 0.9, "seed": 2**32 - 1, "warmup_steps": 0},
     {"model": "tiny:gpt_oss", "attention": "eager"},
     {"model": "tiny:deepseek_v3", "lora": True, "lora_targets": ("q_b_proj", "kv_b_proj")},
-    {"lora_targets": ("q_prj",)},  # not in force without lora
+    {"model": "tiny:deepseek_v3", "lora_targets": ("q_b_proj", "kv_b_proj")},  # the family's own, and nobody's wish
 ]
 
 

@@ -245,9 +245,10 @@ def test_the_driver_removes_evicts_and_refuses(store: Store, tmp_path: Path) -> 
         Path(files[0]).write_text(json.dumps(wish))
         return driver.main(*files), json.loads(Path(files[1]).read_text())
 
-    assert run(verb="remove", name="old") == (0, "old: forgotten\n0 MB freed")
+    deleted = "(trl==1.16.0, torch==2.13.0): deleted, 0 MB\n0 MB freed"
+    assert run(verb="remove", name="old") == (0, f"old: forgotten\naaaaaaaaaaaa {deleted}")
     assert store.list_names() == ("new",)
-    assert run(verb="evict", days=0.0) == (0, "new: forgotten, not used for 0 days\n0 MB freed")
+    assert run(verb="evict", days=0.0) == (0, f"new: forgotten, not used for 0 days\n0123456789ab {deleted}")
     code, said = run(verb="create", framework="trl")
     assert (code, said) == (3, "'trl' is not one release; name it as trl==VERSION")
     assert reverse("environment-check", args=["a+b"]) == "/environments/a+b/check/"

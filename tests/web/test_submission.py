@@ -45,7 +45,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         "framework": "is missing; name a framework: transformers or trl",
         "model": "7 is not a text; give a text",
         "settings.batch": "0 is out of bounds; set it to 1 or more and at most 2147483647",
-        "settings.sede": "there is no setting 'sede'; did you mean seed, schedule, synced",
+        "settings.sede": "there is no setting 'sede'; did you mean seed",
         "queue": "'tpu' is none of its values; use cpu or gpu",
         "time_limit_s": "'-1' is out of bounds; give a number above 0 and at most 86400",
         "full": "'maybe' is neither true nor false; use true or false",

@@ -47,7 +47,7 @@ def test_a_boolean_is_false_in_three_spellings(text: str) -> None:
     ("text", "sentence"),
     [
         ("batch", "set: 'batch' has no =; write it as name=value, for example batch=2."),
-        ("seqlen=1", "set: there is no setting 'seqlen'; did you mean seq_len, seed, schedule."),
+        ("seqlen=1", "set: there is no setting 'seqlen'; did you mean seq_len."),
         ("batch=0", "batch: 0 is out of bounds; set it to 1 or more and at most 2147483647."),
         ("batch=1.5", "batch: '1.5' is not a whole number; give a whole number, 1 or more and at most 2147483647."),
         ("batch=", "batch: '' is not a whole number; give a whole number, 1 or more and at most 2147483647."),

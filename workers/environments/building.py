@@ -15,6 +15,7 @@ from workers.environments.recipes import LeftOut, find_recipe, has_gpu
 from workers.environments.resolving import Wish, find_python, make_venv, read_version, resolve
 from workers.environments.sharing import link_packages
 from workers.environments.store import Built, Store, make_key, measure, python_of
+from workers.environments.torch_builds import holds_gpu_libraries
 from workers.request import Progress
 
 MEASURE_EVERY_S = 2.0
@@ -29,11 +30,14 @@ def build(
     index: Sequence[str],
     store: Store,
     on_progress: Callable[[Progress], None],
+    upgrade: bool = False,
 ) -> tuple[Built, bool]:
     """Build what was asked for, unless it is there, and give it a name; whether anything was built.
 
-    `index`: options of pip that say where releases come from. One that was broken off, by ctrl-C or by a cut of power,
-    is gone on with: what is installed stays, and what was downloaded lies in pip's cache.
+    What was asked for in the same words before is there: pip is asked again only where `index`, options of pip, says
+    where releases come from, where `upgrade` wants what has come out since, or where there is a GPU now. One that was
+    broken off, by ctrl-C or by a cut of power, is gone on with: what is installed stays, and what was downloaded lies
+    in pip's cache.
 
     Raises:
         BadRequest: no such Python or release, releases that do not go together, or a build that fails.
@@ -45,8 +49,17 @@ def build(
 
     interpreter = find_python(python)
     version = read_version(interpreter)
-    show("resolving", ", ".join(wish.texts))
     recipe = find_recipe((wish.framework, *wish.others), gpu=(gpu := has_gpu()))
+    for _, there in () if index or upgrade else store.find_requested(wish.texts):
+        as_now = (there.python, there.left_out) == (version, recipe.left_out)
+        if not as_now or (gpu and not holds_gpu_libraries(there.packages)):
+            continue
+        with store.hold(there.key, waiting=lambda: show("waiting", "another process has it")):
+            if store.read(there.key) == there:  # and not removed meanwhile
+                store.touch(there.key)
+                store.name(name or wish.name, key=there.key)
+                return there, False
+    show("resolving", ", ".join(wish.texts))
     resolved = resolve(
         wish, recipe=recipe, python=interpreter, index=index, gpu=gpu, show=lambda line: show("resolving", line)
     )

@@ -41,6 +41,9 @@ def add_env(commands: Subcommands) -> None:
     create.add_argument(
         "--extra-index-url", action="append", default=[], metavar="URL", help="such as PyTorch's index of CPU builds"
     )
+    create.add_argument(
+        "--upgrade", action="store_true", help="ask pip again where there is one of the same words: releases come out"
+    )
     create.set_defaults(run=_create)
     add = actions.add_parser("add", help="name a Python, or an image, that has the frameworks already")
     add.add_argument("name", metavar="NAME")
@@ -68,9 +71,16 @@ def _create(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     with ProgressLine(make_console(stderr=True)) as line:
         built, fresh = build(
-            wish, name=options.name, python=options.python, index=index, store=Store(), on_progress=line.show
+            wish,
+            name=options.name,
+            python=options.python,
+            index=index,
+            store=Store(),
+            on_progress=line.show,
+            upgrade=options.upgrade,
         )
-    how = f"built in {time.monotonic() - begun:.0f} s" if fresh else "was there already"
+    built_on = datetime.fromisoformat(built.created).strftime("%Y-%m-%d")
+    how = f"built in {time.monotonic() - begun:.0f} s" if fresh else f"was there already, since {built_on}"
     print(f"{options.name or wish.name}: {how}, {len(built.packages)} packages, {format_size(built.size_bytes)}")
     for said in _describe_left_out(built):
         print(said)
@@ -168,11 +178,15 @@ def _remove(options: argparse.Namespace) -> int:
                 for name in store.names_of(key):
                     store.forget(name)
                     print(f"{name}: forgotten, not used for {options.unused_for:g} days")
-    freed = 0
+    freed = []
     for key in store.list_keys():
         if not store.names_of(key):
             with store.hold(key, waiting=lambda key=key: print(f"waiting: {key} is being built")):  # type: ignore[misc]
                 if not store.names_of(key):
-                    freed += store.delete(key)
-    print(f"{format_size(freed)} freed")
+                    built = store.read(key)
+                    what = "half built" if built is None else ", ".join(built.requested)
+                    size = store.delete(key)
+                    print(f"{key} ({what}): deleted, {format_size(size)}")
+                    freed.append(size)
+    print(f"{format_size(sum(freed))} freed" if freed else "nothing to delete: other names mean what is built")
     return 0

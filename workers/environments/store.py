@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from checks.errors import BadRequest
 from workers.environments.containers import PYTHON
@@ -79,16 +80,13 @@ class Store:
         return self.path / f"{key}.log"
 
     def read(self, key: str) -> Built | None:
-        """What was built under a key; None where nothing was, or not to its end."""
+        """What was built under a key; None where nothing was, not to its end, or its manifest was damaged."""
         try:
             found = json.loads((self.directory(key) / MANIFEST).read_text(encoding="utf-8"))
             lists = {name: tuple(found[name]) for name in ("requested", "packages")}
             return Built(**{**found, **lists, "left_out": tuple(LeftOut(**each) for each in found.get("left_out", ()))})
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, TypeError, KeyError) as error:
-            file = self.directory(key) / MANIFEST
-            raise BadRequest("environment", f"{file} is not readable ({error})", f"remove {file.parent}") from None
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+            return None  # to build it again installs nothing that is there, and says anew what it holds
 
     def complete(self, built: Built) -> None:
         """Say that an environment is whole."""
@@ -127,6 +125,16 @@ class Store:
             raise BadRequest("environment", f"{name} is gone or half built", "run plumbline env create again")
         return Named(name, python_of(self.directory(built.key)), built)
 
+    def find_requested(self, requested: tuple[str, ...]) -> Iterator[tuple[str, Built]]:
+        """The names of whole environments that were asked for in these words, and what they are."""
+        for name in self.list_names():
+            try:
+                built = self.find(name).built
+            except BadRequest:
+                continue  # gone, or half built: another may do, and else it is gone on with
+            if built is not None and built.requested == requested:
+                yield name, built
+
     def list_names(self) -> tuple[str, ...]:
         return tuple(sorted(file.stem for file in (self.path / "names").glob("*.json")))
 
@@ -161,19 +169,29 @@ class Store:
         size = measure(folder)
         shutil.rmtree(folder, ignore_errors=True)
         self.log(key).unlink(missing_ok=True)
+        self._lock(key).unlink(missing_ok=True)
         return size
+
+    def _lock(self, key: str) -> Path:
+        return self.path / f"{key}.lock"
 
     @contextlib.contextmanager
     def hold(self, key: str, *, waiting: Callable[[], None]) -> Iterator[None]:
         """One builder at a time; `waiting` is called once where another one is at it. A dead one holds nothing."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / f"{key}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        told = False
+        while True:
+            with self._lock(key).open("w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not told:
+                        waiting()
+                    told = True
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if _is_at(file, self._lock(key)):  # else whoever held it removed the environment, and the lock with it
+                    yield
+                    return
 
 
 def default_directory() -> Path:
@@ -200,6 +218,13 @@ def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         found = f"{name!r} is not a name"
         raise BadRequest("name", found, "use letters, digits, dots, dashes, underscores and plus, 80 at most")
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is still the one of that path."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def measure(folder: Path) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from checks.errors import BadRequest
 from checks.spec import RunSpec
+from checks.suggesting import nearest
 
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -63,5 +63,5 @@ def _read(name: str, text: str, option: Option) -> Value:
 def _suggest(name: str, known: Mapping[str, Option]) -> str:
     if not known:
         return "leave it out: this framework has no options of its own here"
-    near = get_close_matches(name, known, n=2, cutoff=0.5) or list(known)
+    near = nearest(name, known) or list(known)
     return "use " + " or ".join(near)

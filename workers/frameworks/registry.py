@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from checks.errors import BadRequest
+from checks.suggesting import nearest
 from workers.frameworks.automodel.adapter import AutoModelAdapter
 from workers.frameworks.base import Adapter
 from workers.frameworks.command.adapter import CommandAdapter
@@ -53,7 +53,7 @@ def adapter(name: str) -> Adapter:
     brought = _find_brought().get(name)
     if brought is not None:
         return _load(brought)
-    near = get_close_matches(name.lower(), names(), n=2) or names()
+    near = nearest(name, names()) or names()
     raise BadRequest("framework", f"{name!r} is not known", "use " + " or ".join(near))
 
 

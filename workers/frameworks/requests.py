@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from checks.errors import BadRequest
-from checks.models import check_positions, list_parameters, resolve_model
+from checks.models import check_positions, list_matrices, resolve_model
 from checks.models.families import EAGER_ONLY
 from checks.references.template import load_tokenizer
 from checks.samples import Sample
 from checks.spec import POLICY_OBJECTIVES, RunSpec
+from checks.suggesting import nearest
 from workers.frameworks.command.stated import FRAMEWORK as COMMAND
 from workers.frameworks.options import Option, read_options
 
@@ -68,19 +68,28 @@ def check_request(
     if model.family in EAGER_ONLY and spec.attention != "eager":
         found = f"{spec.attention} cannot express the attention sinks of {model.family}"
         raise BadRequest("attention", found, "set attention=eager")
-    _check_targets(spec)
+    _check_adapters(spec, model.family)
     _check_template(spec, samples)
 
 
-def _check_targets(spec: RunSpec) -> None:
-    """Each LoRA target must name a weight matrix of the checkpoint: PEFT is silent about one that matches nothing."""
+def _check_adapters(spec: RunSpec, family: str) -> None:
+    """Each LoRA target must name a weight matrix of the checkpoint: PEFT is silent about one that matches nothing.
+
+    Without LoRA its settings would be passed over; a family's own default is nobody's wish, and stays.
+    """
     if not spec.lora:
+        own = default_settings(family).get("lora_targets")
+        for name in ("lora_r", "lora_alpha", "lora_targets"):
+            value = getattr(spec, name)
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            if value != getattr(RunSpec, name) and text != own:
+                raise BadRequest(name, f"{text} has no meaning where lora is false", "set lora=true too")
         return
-    modules = {name.split(".")[-2] for name in list_parameters(spec.model) if name.endswith(".weight")}
+    modules = {name.split(".")[-2] for name in list_matrices(spec.model) if name.endswith(".weight")}
     for target in spec.lora_targets:
         if target not in modules:
-            near = get_close_matches(target, modules, n=3, cutoff=0.5) or sorted(modules)
-            raise BadRequest("lora_targets", f"the model has no module {target}", "use " + " or ".join(near))
+            found = f"the model has no matrix called {target}"
+            raise BadRequest("lora_targets", found, "use " + " or ".join(nearest(target, modules) or sorted(modules)))
 
 
 def _check_ranges(spec: RunSpec) -> None:

@@ -6,11 +6,11 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checks.errors import BadRequest
+from checks.suggesting import nearest
 from workers.garbage import importing
 from workers.report import ProgressLine, check_writable, make_console, write_whole
 from workers.request import DEFAULT_TIME_LIMIT_S
@@ -88,8 +88,9 @@ def find_case(slug: str, cases: Mapping[str, Case], reasons: Mapping[str, str]) 
     if slug in known:
         found = f"{slug} has no case: no release is known to show it on a processor alone"
         raise BadRequest("slug", found, "name one of `plumbline reproduce --list`")
-    near = get_close_matches(slug, list(cases), n=3, cutoff=0.4) or list(cases)[:3]
-    raise BadRequest("slug", f"there is no problem {slug!r}", f"did you mean {' or '.join(near)}")
+    near = nearest(slug, cases)
+    remedy = f"did you mean {' or '.join(near)}" if near else "name one of `plumbline reproduce --list`"
+    raise BadRequest("slug", f"there is no problem {slug!r}", remedy)
 
 
 def _show(case: Case, options: argparse.Namespace, out: Path) -> Reproduction | None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from checks.errors import BadRequest
 from checks.verdict import Verdict
 from workers.environments.building import build
 from workers.environments.resolving import parse_wish
@@ -82,13 +81,8 @@ def find_environment(
         BadRequest: it does not build.
     """
     wish = parse_wish(packages[0], packages[1:])
-    for name in store.list_names():
-        try:
-            named = store.find(name)
-        except BadRequest:
-            continue  # gone, or half built: another may do, and else it is gone on with
-        if named.built is not None and named.built.requested == wish.texts:
-            return name
+    for name, _ in store.find_requested(wish.texts):
+        return name
     build(wish, name=None, python=None, index=index, store=store, on_progress=on_progress)
     return wish.name
 

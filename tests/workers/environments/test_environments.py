@@ -73,7 +73,8 @@ def test_an_environment_is_built_once_named_checked_and_removed(
     assert named.built.size_bytes > 0
     # Asked for in other words, it is the same list of packages and so the same environment.
     assert main(["env", "create", "trainer==1.0", "--with", "helper==2.5", "--name", "again"]) == 0
-    assert "again: was there already, 2 packages" in capsys.readouterr().out
+    assert ", 2 packages" in (said := capsys.readouterr().out)
+    assert said.startswith("again: was there already, since 20")
     assert store.list_keys() == (named.built.key,)
     assert main(["env", "create", "trainer==1.0", "--with", "helper<2", "--name", "older"]) == 0
     assert len(store.list_keys()) == 2
@@ -88,10 +89,50 @@ def test_an_environment_is_built_once_named_checked_and_removed(
     assert main(["env", "check", "again", "older"]) == 1
     assert capsys.readouterr().out == "again: helper is 2.6 now; 2.5 was installed\nolder: as it was built\n"
     assert main(["env", "remove", "trainer-1.0"]) == 0
+    assert capsys.readouterr().out == "trainer-1.0: forgotten\nnothing to delete: other names mean what is built\n"
     assert named.built.key in store.list_keys()  # `again` still means it
     assert main(["env", "remove", "again"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"again: forgotten\n{named.built.key} (trainer==1.0): deleted, ")
+    assert shown.endswith(" MB freed\n")
+    assert not list(store.path.glob(f"{named.built.key}.*"))  # neither its log nor its lock
     assert store.list_keys() == (make_key(python=named.built.python, packages=("helper==1.5", "trainer==1.0")),)
     assert store.list_names() == ("older",)
+
+
+def test_what_was_asked_for_in_the_same_words_is_there_without_asking_pip(
+    releases: Path, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "create", "trainer==1.0"]) == 0
+    write_wheel(releases, "helper", "2.6")
+    assert main(["env", "create", "trainer==1.0", "--name", "again"]) == 0
+    assert ", since 20" in capsys.readouterr().out
+    assert store.find("again").built == store.find("trainer-1.0").built
+    monkeypatch.setenv("PIP_FIND_LINKS", str(releases / "nowhere"))
+    assert main(["env", "create", "trainer==1.0", "--name", "offline"]) == 0
+    monkeypatch.setenv("PIP_FIND_LINKS", str(releases))
+    # What has come out since is taken where it is asked for, and where other places are named.
+    assert main(["env", "create", "trainer==1.0", "--name", "newer", "--upgrade"]) == 0
+    newer = store.find("newer").built
+    assert newer is not None
+    assert newer.packages == ("helper==2.6", "trainer==1.0")
+    # An environment whose manifest was damaged is not there: it is built again, and whole then.
+    (store.directory(newer.key) / "environment.json").write_text("{")
+    assert main(["env", "list"]) == 0
+    assert f"begun and not ended: {newer.key}" in capsys.readouterr().out
+    assert main(["env", "create", "trainer==1.0", "--name", "newer", "--upgrade"]) == 0
+    mended = store.find("newer").built
+    assert mended is not None
+    assert (mended.key, mended.packages) == (newer.key, newer.packages)
+
+
+def test_a_lock_that_went_with_its_environment_is_not_waited_for_twice(store: Store) -> None:
+    with store.hold("abc", waiting=lambda: None):
+        store.delete("abc")
+        told: list[str] = []
+        with store.hold("abc", waiting=lambda: told.append("waits")):  # a new lock: the old one lies nowhere any more
+            assert not told
+    assert store.list_keys() == ()
 
 
 def test_what_no_run_has_used_for_long_is_removed(releases: Path, store: Store) -> None:
