@@ -39,10 +39,9 @@ BYTES_IN_GB = 10**9
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse ends with 2, which here means an inconclusive validation."""
+    """argparse ends with 2, which here means an inconclusive validation, and prints all options before what is wrong."""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
         self.exit(BAD_REQUEST, f"{self.prog}: {message}; see {self.prog} --help.\n")
 
 

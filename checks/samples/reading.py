@@ -124,7 +124,7 @@ def _read_jsonl(path: Path) -> Iterator[_Row]:
 def _parse_line(content: bytes, path: Path, line: int) -> Mapping[str, Any]:
     where = f"data {path} line {line}"
     try:
-        row = json.loads(content)
+        row = json.loads(content.decode("utf-8"))  # of bytes json would guess the encoding, and blame the JSON
     except UnicodeDecodeError as error:
         raise BadRequest(where, f"byte {error.start + 1} is not UTF-8", "save the file as UTF-8") from None
     except json.JSONDecodeError as error:

@@ -154,6 +154,9 @@ def test_bytes_that_are_no_utf8_are_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "fine"}\n{"text": "caf\xe9"}\n')
     with pytest.raises(BadRequest, match="line 2: byte 14 is not UTF-8; save the file as UTF-8"):
         read_samples(path)
+    path.write_bytes('{"text": "café"}\n{"text": "fine"}\n'.encode("utf-16"))
+    with pytest.raises(BadRequest, match="line 1: byte 1 is not UTF-8; save the file as UTF-8"):
+        read_samples(path)
 
 
 def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
