@@ -28,11 +28,12 @@ from checks.references.model import (
     PARAMETER_DTYPES,
     SCORE,
     ModelSource,
+    NoReference,
     State,
     choose_source,
 )
 from checks.references.optimizer import decays
-from checks.references.reference import NoReference, Reference, compute_reference
+from checks.references.reference import Reference, compute_reference
 from checks.references.router_biases import read_router_biases
 from checks.references.scalars import build_empty, expected_scalars
 from checks.roles import Role

@@ -17,8 +17,8 @@ from checks.references.convention import NoConvention, learn_convention
 from checks.references.course import UnknownRows
 from checks.references.dataset import Dataset
 from checks.references.evaluation import choose_rows, compute_evaluation
-from checks.references.model import State, choose_source
-from checks.references.reference import NoReference, root_config
+from checks.references.model import NoReference, State, choose_source
+from checks.references.reference import root_config
 from checks.references.trajectory import Trajectory, refer_run
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec

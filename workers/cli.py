@@ -39,7 +39,7 @@ BYTES_IN_GB = 10**9
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse ends with 2, which here means an inconclusive validation, and prints all options before what is wrong."""
+    """argparse ends with 2, which here means an inconclusive validation, and prints every option before it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_REQUEST, f"{self.prog}: {message}; see {self.prog} --help.\n")

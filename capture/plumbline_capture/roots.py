@@ -120,11 +120,15 @@ def _is_language_model(module: nn.Module) -> bool:
 
 
 def _innermost_language_model(outer: nn.Module) -> Tuple[nn.Module, List[nn.Module]]:
-    """Return the model and the modules from `outer` down to it, both included."""
+    """Return the model and the modules from `outer` down to it, both included.
+
+    Wrappers are gone through; a model that is composed of others is not: what it gives its language model are
+    embeddings, and the loss may be its own.
+    """
     path, model = "", outer
     for name, module in outer.named_modules():
         inside = name.startswith(f"{path}.") if path else True
-        if inside and module is not outer and _is_language_model(module):
+        if inside and module is not outer and _is_language_model(module) and not _is_composed(model, of=module):
             path, model = name, module
     if model is outer:
         path, model = _unwrapped(outer)
@@ -132,6 +136,14 @@ def _innermost_language_model(outer: nn.Module) -> Tuple[nn.Module, List[nn.Modu
     for part in path.split(".") if path else []:
         modules.append(getattr(modules[-1], part))
     return model, modules
+
+
+def _is_composed(model: nn.Module, *, of: nn.Module) -> bool:
+    """Return whether the config of `of` is a part of the model's, as with text_config in multimodal models."""
+    config, inner = getattr(model, "config", None), getattr(of, "config", None)
+    if config is None or inner is None or config is inner:
+        return False
+    return any(type(part) is type(inner) for part in vars(config).values()) if hasattr(config, "__dict__") else False
 
 
 def _unwrapped(module: nn.Module) -> Tuple[str, nn.Module]:

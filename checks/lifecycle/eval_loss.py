@@ -23,7 +23,8 @@ from checks.captures.capture import Capture
 from checks.check import Check, inconclusive
 from checks.material import Material
 from checks.references.evaluation import Evaluation
-from checks.references.reference import NoReference, refuse_dropout
+from checks.references.model import NoReference
+from checks.references.reference import refuse_dropout
 from checks.roles import Role
 from checks.spec import RunSpec
 from checks.tolerance import MULTIPLES

@@ -10,7 +10,7 @@ import torch
 from checks.captures.capture import Capture, TensorRecord
 from checks.references.documents import NoBoundaries, split_documents
 from checks.references.given import join_pair_labels, read_given
-from checks.references.kept import IGNORED, lay_labels, lay_targets, read_kept
+from checks.references.kept import IGNORED, lay_labels, lay_targets, lay_unpadded, read_kept
 
 
 class UnreadableBatch(ValueError):
@@ -109,7 +109,7 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
         mask = None
     found, source, reason = _documents(input_ids, mask, corpus)
     position_ids = fields["position_ids"].read("full") if "position_ids" in fields else None
-    targets = _aligned(capture, step, index, "target", input_ids)
+    targets = _aligned(capture, step, index, "target", input_ids, mask=mask)
     given = read_given(capture, step, index)
     labels = join_pair_labels(given, input_ids)
     scores = capture.micro_batch_tensors(step, "score", index)
@@ -125,7 +125,7 @@ def _read_micro_batch(capture: Capture, step: int, index: int, corpus: Corpus | 
         input_ids=input_ids,
         targets_seen=targets,
         counted=targets != IGNORED,
-        token_losses_seen=_aligned(capture, step, index, "token_loss", input_ids),
+        token_losses_seen=_aligned(capture, step, index, "token_loss", input_ids, mask=mask),
         asked=_asked(_read_labels(capture, step, index, fields.get("labels"), input_ids), input_ids, found),
         position_ids=position_ids,
         documents=found,
@@ -218,15 +218,26 @@ def _read_unlabelled(
 
 
 def _aligned(
-    capture: Capture, step: int, index: int, kind: str, input_ids: torch.Tensor, *, field: str | None = None
+    capture: Capture,
+    step: int,
+    index: int,
+    kind: str,
+    input_ids: torch.Tensor,
+    *,
+    field: str | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """A recorded tensor of targets or losses laid along input_ids; None where not exactly one was recorded."""
+    """A recorded tensor of targets or losses laid along input_ids; None where not exactly one was recorded.
+
+    `mask`: of attention, by which one with padding left out can be laid.
+    """
     records = capture.micro_batch_tensors(step, kind, index).values()
     parts = [record.read("full") for record in records if record.field == field]
     tensors = [part for part in parts if part is not None]
     if len(tensors) != 1:
         return None
-    return lay_targets(tensors[0], input_ids, read_kept(capture, step, index, length=input_ids.shape[1]))
+    laid = lay_targets(tensors[0], input_ids, read_kept(capture, step, index, length=input_ids.shape[1]))
+    return lay_unpadded(tensors[0], mask) if laid is None else laid
 
 
 def _read_labels(

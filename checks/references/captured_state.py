@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from checks.captures.capture import Capture
-from checks.references.model import SCORE, State
-from checks.references.reference import NoReference
+from checks.references.model import SCORE, NoReference, State
 from checks.spec import RunSpec
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from checks.references.model import ModelSource, State, build_model, float64_mode
+from checks.references.model import ModelSource, State, ask_gradients, build_model, float64_mode
 from checks.references.reference import Reference
 from checks.references.step import run_step
 from checks.spec import RunSpec
@@ -59,8 +59,7 @@ def compare_definition(spec: RunSpec, reference: Reference, state: State) -> Def
 def compute_alone(source: ModelSource, spec: RunSpec, reference: Reference, state: State) -> Computed:
     """Loss and gradients of one model over the reference's batch: its own choices of experts, no auxiliary term."""
     model = build_model(source, spec, state, dtype=torch.float64, attention="eager")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in reference.gradients)
+    ask_gradients(model, reference.gradients.keys())
     with float64_mode(source) as lifted:
         result = run_step(model, reference.micro_batches, denominator=reference.denominator)
     return Computed(type(model).__name__, result.loss, result.gradients, tuple(lifted))

@@ -54,6 +54,22 @@ def lay_targets(tensor: torch.Tensor, ids: torch.Tensor, kept: torch.Tensor | No
     return laid
 
 
+def lay_unpadded(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """(B, S): a flat tensor of targets or losses with padding left out laid along the batch; None for any other.
+
+    mask: (B, S), 0 where a token is padding. Multimodal models of transformers before 4.57 cut logits and labels so:
+    what remains are the positions whose *next* token is none.
+    """
+    if mask is None or tensor.dim() != 1:
+        return None
+    before_a_token = torch.nn.functional.pad(mask[:, 1:] != 0, (0, 1))
+    if tensor.numel() != int(before_a_token.sum()):
+        return None
+    laid = torch.full(mask.shape, IGNORED if tensor.dtype == torch.int64 else 0, dtype=tensor.dtype)
+    laid[before_a_token] = tensor
+    return laid
+
+
 def lay_labels(labels: torch.Tensor, ids: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
     """(B, S) int64: labels cut to the K positions with logits, each back at its token; others are returned as they are.
 

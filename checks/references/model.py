@@ -61,6 +61,10 @@ class State:
     parameters: Mapping[str, torch.Tensor]
 
 
+class NoReference(ValueError):
+    """There is nothing trusted to compare with; `str()` says why. The verdict is inconclusive."""
+
+
 def choose_source(checkpoint: Path) -> ModelSource:
     """Prefer the independent plain model; fall back to transformers' class and name the code that is then shared."""
     try:
@@ -94,6 +98,22 @@ def build_model(
     if state.adapters:
         apply_lora(model, state.adapters, alpha=spec.lora_alpha, r=spec.lora_r)
     return model
+
+
+def ask_gradients(model: nn.Module, trained: Collection[str]) -> None:
+    """Have autograd compute the gradients of the parameters of these names, and of nothing else.
+
+    Raises:
+        NoReference: the model has no parameter of these names, so that what was trained is not what it is.
+    """
+    own = dict(model.named_parameters())
+    if trained and not own.keys() & trained:
+        raise NoReference(
+            f"none of the {len(trained)} parameters that the run trains ({min(trained)}, …) is one of the reference's "
+            f"{len(own)} ({min(own)}, …): the framework builds the model of other modules, and no name map says which"
+        )
+    for name, parameter in own.items():
+        parameter.requires_grad_(name in trained)
 
 
 def add_score(model: nn.Module, *, dtype: torch.dtype) -> None:

@@ -23,7 +23,7 @@ from checks.references.initial import (
     compute_initial_answers,
 )
 from checks.references.mismatched import read_mismatched
-from checks.references.model import ModelSource, State, float64_mode
+from checks.references.model import ModelSource, NoReference, State, float64_mode
 from checks.references.router_weights import WeightError, judge_weights, read_weights
 from checks.references.routing import ChoiceError, Choices, judge_choices, read_choices
 from checks.references.sampled import NoSamples, count_near_clip, penalty_of, read_samples_of
@@ -32,10 +32,6 @@ from checks.references.step import LogitRounding
 from checks.references.variants import StepInputs, Variant, compute_variants
 from checks.spec import POLICY_OBJECTIVES, RunSpec
 from checks.tolerance import EPSILON, Floor, measure_floor
-
-
-class NoReference(ValueError):
-    """There is nothing trusted to compare with; `str()` says why. The verdict is inconclusive."""
 
 
 @dataclass(frozen=True)

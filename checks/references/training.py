@@ -12,7 +12,7 @@ from torch import nn
 from checks.probes.choices import watch_choices
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.course import Course
-from checks.references.model import AUTOCAST, ModelSource, State, build_model
+from checks.references.model import AUTOCAST, ModelSource, State, ask_gradients, build_model
 from checks.references.optimizer import (
     AdamWSettings,
     AdamWState,
@@ -53,8 +53,7 @@ class Training:
     def build(self, *, dtype: torch.dtype, attention: Attention) -> nn.Module:
         """The reference model at the run's start, with gradients asked for what it trains."""
         model = build_model(self.source, self.spec, self.state, dtype=dtype, attention=attention)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in self.trainable)
+        ask_gradients(model, self.trainable)
         return model
 
     def with_rate(self, factor: float) -> Training:

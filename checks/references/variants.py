@@ -13,7 +13,7 @@ from checks.captures.differences import Difference, Projection, difference
 from checks.references.auxiliary import AuxiliaryLoss
 from checks.references.batch import MicroBatch
 from checks.references.loss import token_losses
-from checks.references.model import AUTOCAST, LOSS_SCALES, ModelSource, State, build_model
+from checks.references.model import AUTOCAST, LOSS_SCALES, ModelSource, State, ask_gradients, build_model
 from checks.references.moving import move_inputs
 from checks.references.objective_of_run import Manner, forward_at, make_objective
 from checks.references.objectives import Objective, score_losses
@@ -111,8 +111,7 @@ class StepInputs:
     def build(self, *, dtype: torch.dtype, attention: Attention) -> nn.Module:
         """The reference model with gradients asked for what the run trains, and of nothing else."""
         model = build_model(self.source, self.spec, self.state, dtype=dtype, attention=attention)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in self.trainable)
+        ask_gradients(model, self.trainable)
         return model
 
     @property

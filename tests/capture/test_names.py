@@ -80,6 +80,53 @@ def test_the_root_of_a_wrapped_plain_model_is_the_model() -> None:
     assert (name.canonical, name.source) == ("head.weight", "module.module.head.weight")
 
 
+class _Config:
+    """A model's settings, those of its language model among them where it is composed."""
+
+    def __init__(self, text_config: object = None) -> None:
+        self.text_config = text_config
+
+
+class _TextConfig:
+    """Settings of a language model."""
+
+
+class _Language(nn.Module):
+    """A language model as Hugging Face has them; `inner` is one that it is composed of, or wraps."""
+
+    def __init__(self, config: object, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.language_model = PlainLM() if inner is None else inner
+
+    def get_output_embeddings(self) -> nn.Module:
+        found = self.language_model
+        return found.head if isinstance(found, PlainLM) else found.get_output_embeddings()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_root_of_a_composed_model_is_the_whole_of_it(wrapped: bool) -> None:
+    text = _TextConfig()
+    inner = _Language(text)
+    # A composed model copies the config of its language model, as transformers 4 does when it builds one from a config.
+    composed = _Language(_Config(text_config=_TextConfig()), inner)
+    outer = _Wrapper(_Language(composed.config, composed)) if wrapped else composed
+    root = find_root(outer)
+    assert root is not None
+    assert root.model is composed
+    name = root.name_of(inner.language_model.head.weight)  # type: ignore[arg-type, union-attr]
+    assert name is not None
+    assert name.canonical == "language_model.language_model.head.weight"
+
+
+def test_the_root_of_what_only_wraps_a_language_model_is_that_model() -> None:
+    text = _TextConfig()
+    inner = _Language(text)
+    root = find_root(_Language(text, inner))
+    assert root is not None
+    assert root.model is inner
+
+
 def test_a_module_without_embedding_or_trainable_parameter_is_no_root() -> None:
     assert find_root(nn.Linear(2, 2)) is None
     assert find_root(nn.Embedding(3, 2)) is None

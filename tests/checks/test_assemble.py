@@ -18,7 +18,8 @@ from checks.references.balance import load_balancing_loss
 from checks.references.budget import OverBudget, check_memory, count_parameters, reference_memory
 from checks.references.captured_state import captured_state
 from checks.references.corpus import render_corpus
-from checks.references.reference import NoReference, refuse_dropout
+from checks.references.model import NoReference
+from checks.references.reference import refuse_dropout
 from checks.references.step import ForwardBatch, count_targets, lay_out, positions
 from checks.roles import Role
 from tests.checks.conftest import Editor
@@ -69,6 +70,18 @@ def test_state_that_was_recorded_as_sketches_gives_no_reference(healthy: Materia
         NoReference, match=r"lora_A\.weight was not recorded in full; record with --full-parameters lora_"
     ):
         captured_state(healthy.spec, bare, 1)
+
+
+def test_a_run_that_trains_parameters_of_other_names_has_no_reference(healthy: Material, edit: Editor) -> None:
+    editor = edit(healthy.capture)
+    editor.step(1)["trainable"] = [f"language_model.{name}" for name in healthy.capture.step(1).trainable]
+    renamed = replace(healthy.run, capture=editor.save())
+    material = assemble(healthy.spec, {Role.RUN: renamed}, references=True, definition=False)
+    assert 1 not in material.references
+    assert material.no_reference[1].startswith(
+        "none of the 25 parameters that the run trains (language_model.lm_head.weight"
+    )
+    assert "no name map says which" in material.no_reference[1]
 
 
 def test_a_run_without_a_capture_or_a_step_has_nothing_to_refer_to(healthy: Material, edit: Editor) -> None:

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from checks.architecture import step_lora
 from checks.captures.capture import Capture, open_capture
 from checks.material import Material, RunOutcome
-from checks.references.reference import NoReference, refuse_dropout
+from checks.references.model import NoReference
+from checks.references.reference import refuse_dropout
 from checks.spec import RunSpec
 from checks.verdict import Pattern, Status, Verdict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checks.references.kept import IGNORED, lay_labels, lay_targets
+from checks.references.kept import IGNORED, lay_labels, lay_targets, lay_unpadded
 
 IDS = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
 LAST_THREE = torch.tensor([2, 3, 4])
@@ -40,6 +40,30 @@ def test_targets_of_chosen_positions_stand_at_these() -> None:
     assert laid is not None
     assert laid.tolist() == [[12, IGNORED, IGNORED, 15, IGNORED]]
     assert lay_targets(torch.zeros(1, 5), IDS[:1], SCATTERED) is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "wanted"),
+    [
+        ([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], [[1, 2, 3, 0, 0], [4, 0, 0, 0, 0]]),
+        ([[0, 1, 1, 1, 0], [0, 0, 0, 1, 0]], [[1, 2, 3, 0, 0], [0, 0, 4, 0, 0]]),  # pads before: a token follows a pad
+    ],
+)
+def test_without_padding_a_flat_tensor_stands_before_the_tokens_that_are_none(
+    mask: list[list[int]], wanted: list[list[int]]
+) -> None:
+    laid = lay_unpadded(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(mask))
+    assert laid is not None
+    assert laid.tolist() == wanted
+    targets = lay_unpadded(torch.tensor([1, IGNORED, 3, 4]), torch.tensor(mask))
+    assert targets is not None
+    assert targets.tolist() == [[{0: IGNORED, 2: IGNORED}.get(each, each) for each in row] for row in wanted]
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(3), torch.zeros(5), torch.zeros(2, 2)])
+def test_a_tensor_of_another_size_is_not_laid(tensor: torch.Tensor) -> None:
+    assert lay_unpadded(tensor, torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])) is None
+    assert lay_unpadded(tensor, None) is None
 
 
 @pytest.mark.parametrize(
