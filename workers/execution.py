@@ -121,7 +121,7 @@ def run_recorded(
     scratch = session.workspace / "scratch" / label
     launch = chosen.prepare(spec, scratch)
     launch = replace(launch, reads=tuple(path for path in (spec.model, spec.data, spec.synced) if path is not None))
-    preload = list_preload(spec.fault)
+    preload = list_preload(spec.framework, fault_slug=spec.fault)
 
     last_line = ""
 

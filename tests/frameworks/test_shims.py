@@ -62,9 +62,20 @@ def test_the_variable_names_files_in_order_and_the_fault_comes_after_them(
         (one, ("kernels.fast", "kernels.faster")),
         (two, ("other",)),
     ]
-    assert list_preload("attention-scale") == (one, two, fault("attention-scale").file)
+    assert list_preload("trl", fault_slug="attention-scale") == (one, two, fault("attention-scale").file)
     monkeypatch.delenv("PLUMBLINE_SHIMS")
-    assert list_preload(None) == ()
+    assert list_preload("trl", fault_slug=None) == ()
+
+
+def test_a_stand_in_that_states_frameworks_is_run_in_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = write(tmp_path, "every.py", SHIM)
+    one = write(tmp_path, "one.py", f'{SHIM}FRAMEWORKS: tuple[str, ...] = ("automodel",)\n')
+    monkeypatch.setenv("PLUMBLINE_SHIMS", f"{every}{os.pathsep}{one}")
+    assert list_preload("automodel", fault_slug=None) == (every, one)
+    assert list_preload("transformers", fault_slug=None) == (every,)
+    assert len(find_shims()) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 `PLUMBLINE_SHIMS=a.py:b.py` names files that the recorder runs as it runs faults, and before them. Each states, as a
 literal `REPLACES`, the code that it stands in for; the capture records that, and every verdict of such a run says so.
+One that states a literal `FRAMEWORKS` is run in these alone.
 """
 
 from __future__ import annotations
@@ -28,21 +29,25 @@ class Shim:
 
     file: Path
     replaces: tuple[str, ...]
+    frameworks: tuple[str, ...] = ()
+    """those that it serves; all where it states none"""
 
 
-def find_shims() -> tuple[Shim, ...]:
-    """The files that the variable names, in its order; none where it is unset.
+def find_shims(framework: str | None = None) -> tuple[Shim, ...]:
+    """The files that the variable names, in its order, that serve a framework, or any; none where it is unset.
 
     Raises:
         BadRequest: a file that is not there, or that does not state what it replaces.
     """
     named = os.environ.get(VARIABLE, "")
-    return tuple(_read(Path(text).resolve()) for text in named.split(os.pathsep) if text)
+    shims = [_read(Path(text).resolve()) for text in named.split(os.pathsep) if text]
+    return tuple(shim for shim in shims if framework in (None, *shim.frameworks) or not shim.frameworks)
 
 
-def list_preload(slug: str | None) -> tuple[Path, ...]:
-    """What runs in a framework's process before its own code: the stand-ins, then the fault of that slug."""
-    return (*(shim.file for shim in find_shims()), *((fault(slug).file,) if slug else ()))
+def list_preload(framework: str, *, fault_slug: str | None) -> tuple[Path, ...]:
+    """What runs in a framework's process before its own code: its stand-ins, then the fault of that slug."""
+    faults = (fault(fault_slug).file,) if fault_slug else ()
+    return (*(shim.file for shim in find_shims(framework)), *faults)
 
 
 def _read(file: Path) -> Shim:
@@ -50,18 +55,23 @@ def _read(file: Path) -> Shim:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
         raise BadRequest(VARIABLE, f"{file} cannot be read ({error})", "name Python files, or unset it") from None
+    if not (replaces := _read_literal(tree, "REPLACES")):
+        found = f"{file.name} does not say what it replaces"
+        raise BadRequest(VARIABLE, found, "give it a literal REPLACES = (…) of the modules that it stands in for")
+    return Shim(file, replaces, _read_literal(tree, "FRAMEWORKS"))
+
+
+def _read_literal(tree: ast.Module, name: str) -> tuple[str, ...]:
+    """The texts that a module's variable is given as a literal; none where it is not."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        named = any(isinstance(target, ast.Name) and target.id == "REPLACES" for target in targets)
+        named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
         if named and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             try:
-                replaces = tuple(str(each) for each in ast.literal_eval(node.value))
+                return tuple(str(each) for each in ast.literal_eval(node.value))
             except ValueError:
-                break
-            if replaces:
-                return Shim(file, replaces)
-    found = f"{file.name} does not say what it replaces"
-    raise BadRequest(VARIABLE, found, "give it a literal REPLACES = (…) of the modules that it stands in for")
+                return ()
+    return ()
 
 
 def name_stand_ins(verdict: Verdict, stand_ins: tuple[StandIn, ...]) -> Verdict:

@@ -68,7 +68,7 @@ def perform(lease: Lease, job: Job, heart: Heart, directory: Path) -> None:
             full=run.full,
             modules=run.modules or None,
             memory=run.memory,
-            preload=list_preload(spec.fault),
+            preload=list_preload(spec.framework, fault_slug=spec.fault),
             time_limit_s=run.time_limit_s,
             memory_limit_bytes=run.memory_limit_bytes,
             on_line=on_line,

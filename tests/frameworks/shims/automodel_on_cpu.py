@@ -13,6 +13,7 @@ import torch
 from plumbline_capture.posthook import after_import
 
 REPLACES: tuple[str, ...] = ("torch.cuda",)
+FRAMEWORKS: tuple[str, ...] = ("automodel",)
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss")
 MODULES = (

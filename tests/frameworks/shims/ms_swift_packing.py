@@ -11,6 +11,7 @@ from typing import Any
 from plumbline_capture.posthook import after_import
 
 REPLACES: tuple[str, ...] = ("ms-swift's refusal to pack without flash attention",)
+FRAMEWORKS: tuple[str, ...] = ("ms_swift",)
 
 
 def install() -> None:

@@ -54,7 +54,7 @@ class MegatronSwiftAdapter:
         self.check(spec)
         for module in ("swift", "mcore_bridge", "megatron.core"):
             require_module(module, framework="megatron_swift", remedy=REMEDY)
-        if not any(name.split(".")[0] == ENGINE for shim in find_shims() for name in shim.replaces):
+        if not any(name.split(".")[0] == ENGINE for shim in find_shims("megatron_swift") for name in shim.replaces):
             require_module(ENGINE, framework="megatron_swift", remedy=ENGINE_REMEDY, what=ENGINE_NAME)
         samples = read_samples(spec.data)
         config = {

@@ -98,7 +98,7 @@ def _check_sequence_parallel(spec: RunSpec) -> None:
 
 
 def _lifts_refusal() -> bool:
-    return any(REFUSAL in shim.replaces for shim in find_shims())
+    return any(REFUSAL in shim.replaces for shim in find_shims("ms_swift"))
 
 
 def _translate(arguments: Mapping[str, Any]) -> dict[str, Any]:
