@@ -72,7 +72,7 @@ def choose_source(checkpoint: Path) -> ModelSource:
     except UnsupportedModel as error:
         model = load_hf(checkpoint, dtype=torch.float32, attention="eager")
         name = f"transformers {type(model).__name__} in float64"
-        return ModelSource(checkpoint, False, str(error), shared_code(model), name)
+        return ModelSource(checkpoint, False, error.reason, shared_code(model), name)
     return ModelSource(checkpoint, True, "", (), "plain float64 model of the published definition")
 
 
