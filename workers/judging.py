@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from checks.architecture.step_loss import forward_differs
 from checks.check import Check
+from checks.convergence.convergence_curve import leave_to_single_steps
 from checks.material import Material
 from checks.verdict import Status, Verdict
 from workers.frameworks.shims import name_stand_ins
@@ -32,7 +33,7 @@ class TracePass:
 
 def judge(checks: Sequence[Check], material: Material) -> dict[str, Verdict]:
     """Judge each check; a judge that breaks is an error of Plumbline, never of the framework."""
-    return {check.name: _judge(check, material) for check in checks}
+    return dict(leave_to_single_steps({check.name: _judge(check, material) for check in checks}, material.spec))
 
 
 def _judge(check: Check, material: Material) -> Verdict:

@@ -4,7 +4,8 @@ Reference: the reference model's gradients in float64, each document alone, the 
 floor is what the same computation shows in the run's own precision over forms that must not matter.
 Catches: nearly every fault of the forward, the backward, the loss or the accumulation: the smallest is printed as the
 limit.
-Cannot see: code that the framework shares with the reference (named in the verdict), the optimizer (`step.update`).
+Cannot see: code that the framework shares with the reference (named in the verdict), the optimizer (`step.update`), and
+gradients of steps after the first unless the capture is in full (`convergence.curve` sees what they lead to).
 Cost: one float64 step and the noise variants; about 32 bytes a parameter.
 """
 

@@ -18,11 +18,15 @@ class NoCurve(ValueError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """`logged`: a loss each step, in nats; `first_out`: the first step outside the band, from 1, None where none is."""
+    """`logged`: a loss each step, in nats; `first_out`: the first step outside the band, from 1, None where none is.
+
+    `unknown`: steps whose loss is not known; theirs is NaN, and counts neither way.
+    """
 
     logged: tuple[float, ...]
     trajectory: Trajectory
     first_out: int | None
+    unknown: frozenset[int] = frozenset()
 
     @property
     def worst(self) -> int:
@@ -30,12 +34,16 @@ class Comparison:
         return max(range(1, len(self.logged) + 1), key=self._ratio)
 
     def _ratio(self, step: int) -> float:
+        if step in self.unknown:
+            return -1.0
         ratio = self.error(step) / self.trajectory.allowed[step - 1]
         return math.inf if math.isnan(ratio) else ratio
 
     def error(self, step: int) -> float:
-        """How far the logged loss is from the reference's; infinite where it is not finite."""
+        """How far the logged loss is from the reference's; infinite where it is not finite, NaN where it is unknown."""
         logged = self.logged[step - 1]
+        if step in self.unknown:
+            return math.nan
         return abs(logged - self.trajectory.exact[step - 1]) if math.isfinite(logged) else math.inf
 
     def measure(self, step: int, name: str) -> Measurement:
@@ -45,19 +53,26 @@ class Comparison:
         return Measurement(name, error, allowed, error <= allowed, floor, allowed + floor, unit="nats")
 
 
-def compare_curve(capture: Capture, trajectory: Trajectory) -> Comparison:
+def compare_curve(
+    capture: Capture, trajectory: Trajectory, *, recorded: Mapping[int, float] | None = None
+) -> Comparison:
     """Lay the framework's own log beside the reference's curve.
 
+    `recorded`: step → its loss as the capture has it, which stands in for what was not logged; steps that neither has
+    are unknown then.
+
     Raises:
-        NoCurve: a step's loss was not logged.
+        NoCurve: a step's loss was not logged, and none stands in for it; or no more than the first is known.
     """
-    by_step = {record.step: record.loss for record in capture.log if record.loss is not None}
+    logged = {record.step: record.loss for record in capture.log if record.loss is not None}
+    by_step = {**(recorded or {}), **logged}
     steps = range(1, len(trajectory.exact) + 1)
-    lost = next((step for step in steps if step not in by_step), None)
-    if lost is not None:
-        raise NoCurve("the framework logged no loss" if not by_step else f"the framework logged no loss of step {lost}")
-    logged = tuple(by_step[step] for step in steps)
-    return Comparison(logged, trajectory, leaves(logged, trajectory.exact, trajectory.allowed))
+    unknown = frozenset(step for step in steps if step not in by_step)
+    if unknown and (recorded is None or max(by_step, default=0) <= 1):
+        raise NoCurve("the framework logged no loss" + (f" of step {min(unknown)}" if by_step else ""))
+    losses = tuple(by_step.get(step, math.nan) for step in steps)
+    known = [trajectory.exact[step - 1] if step in unknown else losses[step - 1] for step in steps]
+    return Comparison(losses, trajectory, leaves(known, trajectory.exact, trajectory.allowed), unknown)
 
 
 def find_limits(trajectory: Trajectory) -> dict[str, float]:
@@ -92,7 +107,10 @@ def collect_evidence(comparison: Comparison) -> dict[str, object]:
     power = trajectory.power
     return {
         "plots": to_evidence(_draw(comparison)),
-        "logged": [_finite(value) for value in comparison.logged],
+        "logged": [
+            None if step in comparison.unknown else _finite(value)
+            for step, value in enumerate(comparison.logged, start=1)
+        ],
         "reference": list(trajectory.exact),
         "allowed": [_finite(value) for value in trajectory.allowed],
         "runs": [[_finite(value) for value in run] for run in trajectory.runs],

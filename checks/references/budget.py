@@ -28,8 +28,14 @@ FLOAT32_BYTES = 4
 BUDGET_SHARE = 0.8
 """Of the memory that is free now."""
 
+CURVE_STEPS = 20
+"""From so many steps on a run is there for its curve; that of a shorter one is watched where it costs little."""
+
 TRAINING_WORK = 100_000_000
 """Steps times parameters of a reference that is trained about ten times over."""
+
+SHORT_WORK = 10_000_000
+"""The same of a run that is too short to be there for its curve."""
 
 
 class OverBudget(ValueError):
@@ -83,15 +89,16 @@ def check_memory(checkpoint: Path, *, objective: Objective = "sft") -> None:
 
 
 def check_work(checkpoint: Path, *, steps: int) -> None:
-    """Refuse to train a reference over so many steps that it would take hours.
+    """Refuse to train a reference over so many steps that it would take hours, or minutes where nobody asked for it.
 
     Raises:
         OverBudget: with the work, the budget and the remedy.
     """
     parameters = count_parameters(checkpoint)
-    if steps * parameters > TRAINING_WORK:
+    budget = TRAINING_WORK if steps >= CURVE_STEPS else SHORT_WORK
+    if steps * parameters > budget:
         raise OverBudget(
             f"a reference trained over {steps} steps of {parameters:,} parameters is beyond the budget of "
-            f"{TRAINING_WORK:.0e} steps × parameters; set steps={max(TRAINING_WORK // parameters, 1)}, or validate a "
+            f"{budget:.0e} steps × parameters; set steps={max(TRAINING_WORK // parameters, 1)}, or validate a "
             "shrunk model: give its config with fewer layers and smaller sizes as --model"
         )

@@ -14,6 +14,7 @@ import torch
 from checks.captures.log import LogRecord
 from checks.convergence import convergence_curve
 from checks.convergence.band import collect_evidence, compare_curve, find_limits
+from checks.convergence.convergence_curve import leave_to_single_steps
 from checks.faults import fault
 from checks.material import Material
 from checks.references import budget, trajectory
@@ -203,6 +204,10 @@ def test_a_reference_beyond_the_budget_is_refused_with_the_steps_that_fit(
     check_work(small.model, steps=100)
     with pytest.raises(OverBudget, match=r"101 steps of 1,000,000 parameters .* 1e\+08 .*; set steps=100, or"):
         check_work(small.model, steps=101)
+    # Nobody asked for the curve of a short run: it is trained along only where that takes seconds.
+    check_work(small.model, steps=10)
+    with pytest.raises(OverBudget, match=r"11 steps of 1,000,000 parameters .* 1e\+07 "):
+        check_work(small.model, steps=11)
 
 
 EXACT = (6.0, 5.5, 5.0)
@@ -215,6 +220,12 @@ def judge(material: Material, edit: Editor, losses: tuple[float | None, ...], kn
     editing.log = tuple(LogRecord(step, loss, None, None) for step, loss in enumerate(losses, start=1))
     run = replace(material.run, capture=editing.save())
     return convergence_curve.judge(replace(material, run=run, trajectory=known))
+
+
+@pytest.fixture
+def long(healthy: Material) -> Material:
+    """The healthy run, as if it had been asked for its curve."""
+    return replace(healthy, spec=replace(healthy.spec, steps=20))
 
 
 def test_losses_in_the_band_pass_and_state_what_would_have_been_seen(healthy: Material, edit: Editor) -> None:
@@ -239,7 +250,7 @@ def test_a_loss_outside_fails_at_its_step(healthy: Material, edit: Editor) -> No
     verdict = judge(healthy, edit, (6.0, 5.5 + 9e-5, 5.0))
     assert (verdict.status, verdict.pattern) == (Status.FAIL, Pattern.OBJECTIVE_SCALE)
     assert verdict.first_wrong == "loss of step 2"
-    assert "the 1 before are right, so that an update up to step 1 was not the optimizer's" in verdict.sentence
+    assert "so that an update up to step 1 was not that of the step's own gradients" in verdict.sentence
     at_once = judge(healthy, edit, (6.1, 5.5, 5.0))
     assert (at_once.first_wrong, at_once.pattern) == ("loss of step 1", None)
     assert "no update was made yet" in at_once.sentence
@@ -248,10 +259,16 @@ def test_a_loss_outside_fails_at_its_step(healthy: Material, edit: Editor) -> No
     json.dumps(lost.evidence, allow_nan=False)
 
 
-def test_a_curve_that_would_hide_a_doubled_rate_is_inconclusive(healthy: Material, edit: Editor) -> None:
-    verdict = judge(healthy, edit, EXACT, replace(KNOWN, power=Power(None, EXACT, True)))
+def test_a_curve_that_would_hide_a_doubled_rate_is_inconclusive(
+    long: Material, healthy: Material, edit: Editor
+) -> None:
+    blind = replace(KNOWN, power=Power(None, EXACT, True))
+    verdict = judge(long, edit, EXACT, blind)
     assert verdict.status is Status.INCONCLUSIVE
     assert verdict.sentence.endswith("not even a doubled learning rate would be seen; doubled gradients would")
+    short = judge(healthy, edit, EXACT, blind)
+    assert short.status is Status.SKIPPED
+    assert short.sentence.endswith("doubled gradients would; 3 steps need no curve, 20 or more do")
 
 
 @pytest.mark.parametrize(
@@ -259,23 +276,62 @@ def test_a_curve_that_would_hide_a_doubled_rate_is_inconclusive(healthy: Materia
     [((), "the framework logged no loss"), ((6.0, None, 5.0), "the framework logged no loss of step 2")],
 )
 def test_without_a_logged_loss_nothing_is_judged(
-    healthy: Material, edit: Editor, losses: tuple[float | None, ...], said: str
+    long: Material, edit: Editor, losses: tuple[float | None, ...], said: str
 ) -> None:
-    verdict = judge(healthy, edit, losses)
+    verdict = judge(long, edit, losses)
     assert (verdict.status, verdict.sentence) == (Status.INCONCLUSIVE, said)
 
 
-def test_without_a_reference_the_reason_is_the_materials(healthy: Material) -> None:
+def test_what_a_short_run_did_not_log_is_taken_from_its_capture(healthy: Material, edit: Editor) -> None:
+    """The healthy run's steps 1 and 3 are captured; its losses are those of the forwards that were seen."""
+    seen = {
+        step: math.fsum(float(micro.token_losses_seen[micro.counted].sum()) for micro in micros)  # type: ignore[index]
+        / sum(int(micro.counted.sum()) for micro in micros)
+        for step, micros in healthy.batches.items()
+    }
+    exact = (seen[1], 0.0, seen[3])
+    known = Trajectory(exact, (exact, exact), (1e-6, 1e-5, 1e-5), 8.0, power=Power(0.01, (6.0, 5.4, 4.9), False))
+    verdict = judge(healthy, edit, (), known)
+    assert verdict.status is Status.PASS
+    assert verdict.sentence.startswith("the losses of 2 steps stay in the band")
+    assert json.loads(json.dumps(verdict.evidence, allow_nan=False))["logged"][1] is None
+    other = replace(known, exact=(seen[1], 0.0, seen[3] + 1e-4))
+    assert judge(healthy, edit, (), other).first_wrong == "loss of step 3"
+    # Its own log comes first: a loss that is logged otherwise than it is trained leaves the band.
+    assert judge(healthy, edit, (None, None, seen[3] + 1e-4), known).first_wrong == "loss of step 3"
+    only_first = replace(healthy, batches={1: healthy.batches[1]})
+    assert judge(only_first, edit, (), known).status is Status.SKIPPED
+
+
+def test_without_a_reference_the_reason_is_the_materials(long: Material, healthy: Material) -> None:
     why = "2 of 6 rows are no sample of the data set"
-    verdict = convergence_curve.judge(replace(healthy, no_trajectory=why))
+    verdict = convergence_curve.judge(replace(long, no_trajectory=why))
     assert (verdict.status, verdict.sentence) == (Status.INCONCLUSIVE, why)
+    short = convergence_curve.judge(replace(healthy, no_trajectory=why))
+    assert (short.status, short.sentence) == (Status.SKIPPED, f"{why}; 3 steps need no curve, 20 or more do")
 
 
-def test_short_runs_are_left_to_the_checks_of_single_steps() -> None:
-    spec = make_spec("gsm8k_sample", steps=19)
-    assert "set steps=20 or more for a curve" in (convergence_curve.CHECK.applies(spec) or "")
-    assert convergence_curve.CHECK.applies(replace(spec, steps=20)) is None
+def test_every_run_of_two_steps_or_more_has_a_course() -> None:
+    spec = make_spec("gsm8k_sample", steps=1)
+    assert convergence_curve.CHECK.applies(spec) == "a single step has no curve; set steps=3 or more"
+    assert convergence_curve.CHECK.applies(replace(spec, steps=2)) is None
     assert convergence_curve.CHECK.roles == (Role.RUN,)
+
+
+def test_the_curve_of_a_short_run_does_not_repeat_what_a_sharper_check_says(healthy: Material, edit: Editor) -> None:
+    curve = judge(healthy, edit, (6.0, 5.5 + 9e-5, 5.0))
+    passing = Verdict("step.gradients", Status.PASS, "agrees")
+    failing = Verdict("step.gradients", Status.FAIL, "differs")
+    alone = {"step.gradients": passing, convergence_curve.NAME: curve}
+    assert leave_to_single_steps(alone, healthy.spec) is alone
+    both = {"step.gradients": failing, convergence_curve.NAME: curve}
+    left = leave_to_single_steps(both, healthy.spec)
+    assert left["step.gradients"] is failing
+    assert (left[convergence_curve.NAME].status, left[convergence_curve.NAME].sentence) == (
+        Status.SKIPPED,
+        "loss of step 2 leaves the band as well; see step.gradients",
+    )
+    assert leave_to_single_steps(both, replace(healthy.spec, steps=20)) is both
 
 
 def test_the_plots_show_the_band_and_the_shifted_rate(healthy: Material, edit: Editor) -> None:

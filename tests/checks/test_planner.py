@@ -35,7 +35,6 @@ def test_the_default_checks_take_one_run_and_its_merged_twin() -> None:
         "step.lora",
         "data.packing",
         "convergence.health",
-        "convergence.curve",
         *PARALLEL,
     }
     assert merged.checks == ("step.accumulation",)
@@ -64,10 +63,6 @@ def test_checks_that_do_not_apply_are_skipped_with_their_reason() -> None:
         ("transfer.sync", "no weights of a rollout engine were given; set synced to the directory of a dump"),
         *((name, "the run is of one process") for name in PARALLEL),
         ("convergence.health", "3 steps are too few to tell training from noise; set steps=20 or more"),
-        (
-            "convergence.curve",
-            "3 steps are watched by the checks of single steps; set steps=20 or more for a curve",
-        ),
     ]
     assert "data.packing" not in [check.name for check in plan.judged]
     packed = make_plan(replace(SPEC, packing=True, steps=20, lora=True), DEFAULT)

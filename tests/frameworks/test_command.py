@@ -66,7 +66,7 @@ def test_a_training_script_of_ten_lines_passes_what_is_stated_of_it(texts: Path)
     passed = {name for name, verdict in found.items() if verdict.status is Status.PASS}
     others = {name: (verdict.status, verdict.sentence) for name, verdict in found.items() if name not in passed}
     stated = {"environment.settings", "data.template", "data.mask", "data.coverage", "step.settings"}
-    assert passed >= ALWAYS | stated | {"step.update", "step.frozen"}
+    assert passed >= ALWAYS | stated | {"step.update", "step.frozen", "convergence.curve"}
     assert not {name for name, (status, _) in others.items() if status in (Status.FAIL, Status.ERROR)}, others
     assert others["step.schedule"][0] is Status.INCONCLUSIVE  # it logs nothing
     assert others["step.accumulation"] == (
@@ -84,6 +84,25 @@ def test_a_fault_injected_into_it_fails(texts: Path) -> None:
     assert found["step.update"].sentence.startswith(
         "lr, schedule, warmup_steps, optimizer, weight_decay, max_grad_norm"
     )
+
+
+@pytest.mark.usefixtures("_shared_cache")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (", optimizer.zero_grad()", ""),
+        ("optimizer.zero_grad()", "optimizer.zero_grad(), [p.data.mul_(0.999) for p in model.parameters()]"),
+        ("optimizer.zero_grad()", "optimizer.zero_grad(), model.lm_head.requires_grad_(False)"),
+    ],
+    ids=["gradients left over", "weights changed between steps", "frozen later"],
+)
+def test_what_goes_wrong_after_the_first_step_fails_too(texts: Path, right: str, wrong: str) -> None:
+    script = texts.with_name("train.py")
+    script.write_text(TRAIN.replace(right, wrong))
+    found = judge(texts, "python", str(script), "{model}", "{data}", settings=STATED)
+    failing = {name: verdict.sentence for name, verdict in found.items() if verdict.status is Status.FAIL}
+    assert set(failing) == {"convergence.curve"}
+    assert "was not that of the step's own gradients (left over ones, for example" in failing["convergence.curve"]
 
 
 @pytest.mark.usefixtures("_shared_cache")

@@ -13,7 +13,7 @@ from workers.runner import FrameworkRun
 HAVE_NOTHING_TO_SAY = (
     *("step.lora", "step.moe", "data.packing", "parallel.data", "parallel.replicas", "parallel.gradients"),
     *("serving.quantised", "transfer.sync"),
-    *("convergence.health", "convergence.curve", "data.preference", "step.rl_loss", "step.scaler"),
+    *("convergence.health", "data.preference", "step.rl_loss", "step.scaler"),
     *("step.advantages", "step.rl_logprobs"),
 )
 """default checks that skip a short run of one process, without adapters, experts, packing, preferences and a dump"""
