@@ -92,8 +92,9 @@ def assemble(
     material = _add_dataset(material, capture)
     if spec.processes > 1:
         # One rank's rows are not the step's: what the ranks did together is what one process did with all rows, or
-        # what they recorded, put together.
-        whole = material.whole if is_united(spec) else material.capture_of(Role.SINGLE)
+        # what they recorded, put together, also where no such process was run beside them.
+        alone = references and Role.SINGLE not in outcomes
+        whole = material.whole if is_united(spec) or alone else material.capture_of(Role.SINGLE)
         if whole is None or not whole.steps:
             return material
         capture = whole

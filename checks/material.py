@@ -120,6 +120,17 @@ class Material:
             return None, str(error)
 
     @property
+    def extra_ranks(self) -> str:
+        """What a person should state who asked for fewer processes than were recorded; empty where that is not so."""
+        recorded = 0 if self.capture is None else len(self.capture.ranks)
+        if recorded <= self.spec.processes:
+            return ""
+        return (
+            f"{recorded} processes were recorded in a run that was asked to have {self.spec.processes}; say how they "
+            "divide it: dp_size with sharding=ddp or fsdp2, tp_size, pp_size, cp_size or ep_size"
+        )
+
+    @property
     def whole(self) -> Capture | None:
         """What all ranks of the run recorded, as of one process; None where they are not one run's."""
         return self._united[0]

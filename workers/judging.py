@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from checks.architecture.step_loss import forward_differs
-from checks.check import Check
+from checks.check import Check, inconclusive
 from checks.convergence.convergence_curve import leave_to_single_steps
 from checks.material import Material
 from checks.verdict import Status, Verdict
@@ -17,6 +17,9 @@ from workers.tracing import ALL_MODULES, choose_modules
 
 LOCATED_BY = frozenset({"step.precision", "step.loss", "step.gradients", "data.packing"})
 """Checks whose failure another pass, with every module's inputs, can trace to the first wrong module."""
+
+OF_NO_RANK = frozenset({"run", "environment"})
+"""Levels whose checks do not read one rank for the whole."""
 
 SECOND_PASS = "second-pass"
 THIRD_PASS = "third-pass"
@@ -39,7 +42,10 @@ def judge(checks: Sequence[Check], material: Material) -> dict[str, Verdict]:
 def _judge(check: Check, material: Material) -> Verdict:
     begin = time.monotonic()
     try:
-        verdict = check.judge(material)
+        if material.extra_ranks and check.level not in OF_NO_RANK:
+            verdict = inconclusive(check.name, material.extra_ranks)
+        else:
+            verdict = check.judge(material)
     except Exception as error:  # an error verdict keeps the other checks' answers
         sentence = f"Plumbline's judge broke ({type(error).__name__}: {error}); report this with the JSON output"
         verdict = Verdict(check.name, Status.ERROR, sentence)

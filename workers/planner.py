@@ -10,7 +10,7 @@ from checks.objectives import why_not_objective
 from checks.parallel.scope import why_not_over_ranks, why_not_resumed
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec
-from workers.frameworks.command.stated import why_not_stated
+from workers.frameworks.command.stated import REPEATED, is_commanded, why_not_stated
 from workers.tracing import choose_modules
 
 
@@ -60,15 +60,19 @@ class Plan:
         return any(check.name == name for check in self.judged)
 
 
-def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
-    """Sort checks into judged and skipped, and merge what the judged ones need."""
+def make_plan(spec: RunSpec, checks: Sequence[Check], *, pushed: bool = False) -> Plan:
+    """Sort checks into judged and skipped, and merge what the judged ones need.
+
+    `pushed`: the asked run was made elsewhere, and no other can be made; a command is run as it is given too.
+    """
     skipped, judged = [], []
+    commanded = is_commanded(spec)
     for check in checks:
         reason = (
             check.applies(spec)
             or why_not_stated(check, spec)
             or why_not_objective(check.name, spec)
-            or why_not_over_ranks(check.name, spec)
+            or why_not_over_ranks(check.name, spec, alone=pushed or commanded)
             or why_not_resumed(check.roles, spec)
         )
         if reason is None:
@@ -79,6 +83,6 @@ def make_plan(spec: RunSpec, checks: Sequence[Check]) -> Plan:
     for role in Role:
         # Whatever else a check needs, it is the asked run that it judges.
         readers = tuple(check.name for check in judged if role is Role.RUN or role in check.roles)
-        if readers:
+        if readers and (not commanded or role in REPEATED):
             runs[role] = PlannedRun(role, spec_of(role, spec), readers)
     return Plan(tuple(runs.values()), tuple(judged), tuple(skipped))

@@ -20,6 +20,16 @@ UNITED = frozenset({"step.rl_loss", "step.advantages", "step.rl_logprobs", "step
 """Checks that read what all ranks recorded as of one process, where the run trains on completions."""
 
 
+ALONE = frozenset({"parallel.replicas"})
+"""Checks that are decided by the asked run; another one only tells which side of a disagreement is the odd one."""
+
+UNITED_ALONE = "step.gradients"
+"""The check that holds what all ranks made together against the reference, where there is no run of one process.
+
+What is recorded is what the optimizer is given: reduced over all ranks, whatever a framework makes of its scalars.
+"""
+
+
 def is_united(spec: RunSpec) -> bool:
     """Whether the ranks' step is put together: what data-parallel ranks make of their scalars differs by framework."""
     return spec.objective in POLICY_OBJECTIVES and spec.dp_size == 1
@@ -31,16 +41,19 @@ SAVED_AS_DIVIDED = frozenset({"automodel"})
 """frameworks whose runs are saved and taken up again by as many processes, along any axis but DDP's"""
 
 
-def why_not_over_ranks(name: str, spec: RunSpec) -> str | None:
-    """The reason why a check has nothing to say on a run of several processes, None where it has."""
+def why_not_over_ranks(name: str, spec: RunSpec, *, alone: bool = False) -> str | None:
+    """The reason why a check has nothing to say on a run of several processes, None where it has.
+
+    `alone`: no run of one process is made beside it.
+    """
     if spec.processes == 1 or name in OVER_RANKS or (name in UNITED and is_united(spec)):
         return None
-    if _is_resumed(name, spec):
+    if _is_resumed(name, spec) or (alone and name == UNITED_ALONE):
         return None
-    return (
-        f"the run is of {spec.processes} processes and this check reads one; parallel.gradients holds their step "
-        "against a run of one process"
-    )
+    found = f"the run is of {spec.processes} processes and this check reads one"
+    if alone:
+        return f"{found}; {UNITED_ALONE} holds what they made together against the reference"
+    return f"{found}; parallel.gradients holds their step against a run of one process"
 
 
 def why_not_resumed(roles: Sequence[Role], spec: RunSpec) -> str | None:

@@ -107,9 +107,11 @@ def _unite_record(step: JoinedStep) -> StepRecord:
         shares = [each.backward for each in own if each.backward is not None]
         united = math.fsum(shares) if shares else None
         micro_batches.append(_renumber(own[-1], number, united))
+    places = step.dp_size  # of each a backward between two of one rank
     return replace(
         records[0],
         micro_batches=tuple(micro_batches),
+        clips=tuple(replace(clip, after_backward=clip.after_backward * places) for clip in records[0].clips),
         trainable=tuple(dict.fromkeys(name for record in records for name in record.trainable)),
         scalars={path: values for record in records for path, values in record.scalars.items()},
     )

@@ -97,7 +97,7 @@ def resolve(submission: Submission) -> Resolved:
             raise error.__context__ from None
         raise InvalidSubmission(_name_field(error, submission)) from error
     framework = get_framework(submission.framework)
-    plan = make_plan(spec, checks)
+    plan = make_plan(spec, checks, pushed=capture is not None)
     if capture is None and submission.queue == Queue.GPU:
         _refuse_devices(plan)
     return Resolved(

@@ -17,9 +17,12 @@ from checks.parallel.scope import why_not_over_ranks
 from checks.parallel.tensors import NotJoined
 from checks.parallel.united import unite
 from checks.references.kept import IGNORED
+from checks.registry import CHECKS
 from checks.samples import resolve_data
 from checks.spec import RunSpec
+from checks.verdict import Status
 from tests.recorded.packing import ROOT
+from workers.judging import judge
 
 
 def recorded(case: str, directory: Path) -> Capture:
@@ -88,6 +91,31 @@ def test_a_material_says_why_its_ranks_have_no_whole(tmp_path: Path) -> None:
     material = Material(RunSpec("miles", model, data, objective="grpo", tp_size=4), outcome)
     assert material.whole is None
     assert material.why_not() == "2 of 4 ranks left a record"
+
+
+@pytest.mark.usefixtures("_shared_cache")
+def test_more_ranks_than_were_asked_for_are_nobodys_whole(tmp_path: Path) -> None:
+    outcome = RunOutcome("completed", 0, 0.0, None, recorded("tp2_grpo", tmp_path), None)
+    model, data = resolve_model("tiny:qwen3").path, resolve_data("gsm8k_sample")
+    material = Material(RunSpec("plain", model, data), outcome)
+    verdicts = judge([CHECKS[name] for name in ("run.completes", "step.update", "step.gradients")], material)
+    assert verdicts["run.completes"].status is Status.PASS
+    for name in ("step.update", "step.gradients"):
+        assert verdicts[name].status is Status.INCONCLUSIVE
+        assert verdicts[name].sentence.startswith(
+            "2 processes were recorded in a run that was asked to have 1; say how they divide it: dp_size with"
+        )
+    asked = Material(RunSpec("plain", model, data, tp_size=2), outcome)
+    assert asked.extra_ranks == ""
+
+
+def test_a_run_that_has_no_run_of_one_process_beside_it_is_held_against_the_reference() -> None:
+    spec = RunSpec("plain", Path(), Path(), dp_size=2, sharding="fsdp2")
+    assert why_not_over_ranks("step.gradients", spec, alone=True) is None
+    beside = str(why_not_over_ranks("step.gradients", spec))
+    assert beside.endswith("parallel.gradients holds their step against a run of one process")
+    alone = str(why_not_over_ranks("step.loss", spec, alone=True))
+    assert alone.endswith("step.gradients holds what they made together against the reference")
 
 
 def test_checks_of_a_step_on_completions_read_all_ranks_unless_these_are_data_parallel() -> None:

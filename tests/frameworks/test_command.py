@@ -33,6 +33,31 @@ for step in range(3):
     [model(input_ids=ids, labels=ids, num_items_in_batch=tokens).loss.backward() for ids in batch]
     optimizer.step(), optimizer.zero_grad()
 """
+TRAIN_TOGETHER = """
+import json, os, sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = DistributedDataParallel(AutoModelForCausalLM.from_pretrained(sys.argv[1]).train())
+rows = [tokenizer(json.loads(line)["text"] + tokenizer.eos_token)["input_ids"][:64] for line in open(sys.argv[2])]
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+for step in range(1):
+    batch = [torch.tensor([row]) for row in rows[2 * rank : 2 * rank + 2]]
+    tokens = torch.tensor(float(sum(ids.numel() - 1 for ids in batch)))
+    if sys.argv[3] == "all":
+        dist.all_reduce(tokens)
+        tokens /= ranks
+    [model(input_ids=ids, labels=ids, num_items_in_batch=tokens).loss.backward() for ids in batch]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(), optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+"""The tokens that a rank's loss is divided by are those of all ranks, or its own: a mean of means."""
+
 MUST = ("precision=float32", "steps=3")
 STATED = (
     *(*MUST, "seq_len=64", "batch=1", "accumulation=2", "attention=sdpa", "gradient_checkpointing=false"),
@@ -103,6 +128,33 @@ def test_what_goes_wrong_after_the_first_step_fails_too(texts: Path, right: str,
     failing = {name: verdict.sentence for name, verdict in found.items() if verdict.status is Status.FAIL}
     assert set(failing) == {"convergence.curve"}
     assert "was not that of the step's own gradients (left over ones, for example" in failing["convergence.curve"]
+
+
+@pytest.mark.usefixtures("_shared_cache")
+@pytest.mark.parametrize("counted", ["all", "own"])
+def test_what_ranks_made_together_is_held_against_the_reference(texts: Path, counted: str) -> None:
+    script = texts.with_name("together.py")
+    script.write_text(TRAIN_TOGETHER)
+    lengths = (3, 9, 1, 6)
+    texts.write_text("".join(json.dumps({"text": " ".join(["hens lay"] * length)}) + "\n" for length in lengths))
+    found = judge(
+        texts,
+        *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(str(script), "{model}", "{data}", counted),
+        settings=(*MUST[:1], "steps=1", "batch=1", "accumulation=2", "dp_size=2", "sharding=ddp"),
+        checks=("step.gradients", "step.loss", "parallel"),
+    )
+    gradients = found["step.gradients"]
+    assert gradients.status is (Status.PASS if counted == "all" else Status.FAIL), gradients.sentence
+    assert gradients.sentence.startswith(
+        "25 gradients agree" if counted == "all" else "the forward agrees and 25 of 25 gradients differ"
+    )
+    assert found["parallel.replicas"].status is Status.PASS
+    assert found["step.loss"].sentence == (
+        "the run is of 2 processes and this check reads one; step.gradients holds what they made together against the "
+        "reference"
+    )
+    assert found["parallel.gradients"].sentence == "takes a single run, and a command is run as it is given"
 
 
 @pytest.mark.usefixtures("_shared_cache")

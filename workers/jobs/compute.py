@@ -79,7 +79,7 @@ def compute_references(order: ReferenceOrder) -> ReferenceAnswer:
 def compute_verdicts(order: JudgeOrder) -> JudgeAnswer:
     """Judge, with the first wrong module where passes were run for it; say which pass would tell more."""
     spec = read_spec(order.spec)
-    plan = make_plan(spec, find_checks(None if order.checks is None else tuple(order.checks)))
+    plan = make_plan(spec, find_checks(None if order.checks is None else tuple(order.checks)), pushed=order.pushed)
     if order.pushed:
         plan = keep_asked_run(plan)
     judged: dict[str, Verdict] = {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from checks.check import Check
 from checks.errors import BadRequest
 from checks.models import resolve_model
+from checks.parallel.scope import ALONE
 from checks.registry import find_checks
 from checks.roles import Role
 from checks.samples import read_preferences, read_samples, resolve_data
@@ -17,9 +18,6 @@ from workers.frameworks.requests import check_request, default_settings
 from workers.planner import Plan
 from workers.request import ValidationRequest
 from workers.settings import parse_settings
-
-ALONE = frozenset({"parallel.replicas"})
-"""Checks that are decided by the asked run; another one only tells which side of a disagreement is the odd one."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}", re.ASCII)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from checks.parallel.scope import ALONE
 from checks.roles import Role, spec_of
 from checks.spec import RunSpec
 
@@ -50,11 +51,16 @@ REPEATED = frozenset({Role.RUN, Role.TRACED})
 """Runs that are the same command again."""
 
 
+def is_commanded(spec: RunSpec) -> bool:
+    """Whether the run is a command, of which there are no other runs than itself."""
+    return spec.framework == FRAMEWORK and bool(spec.command)
+
+
 def why_not_stated(check: Check, spec: RunSpec) -> str | None:
     """Why a check has nothing to say on a command; None where it has, and for every other framework."""
-    if spec.framework != FRAMEWORK or not spec.command:
+    if not is_commanded(spec):
         return None
-    for role in check.roles:
+    for role in () if check.name in ALONE else check.roles:
         # What is recorded of the same command may differ, what it does may not.
         if role not in REPEATED and spec_of(role, spec) != spec:
             return f"takes a {role.value} run, and a command is run as it is given"
