@@ -67,13 +67,19 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Sub
     except (BadRequest, CaptureError) as error:
         print(f"plumbline: {error}", file=sys.stderr)
         return BAD_REQUEST
-    except KeyboardInterrupt:
-        print("plumbline: interrupted; what was started has been ended.", file=sys.stderr)
+    except KeyboardInterrupt as interrupted:
+        said = "; ".join(_read_notes(interrupted)) or "what was started has been ended"
+        print(f"plumbline: interrupted; {said}.", file=sys.stderr)
         return INTERRUPTED
+    except SystemExit as ended:
+        for note in _read_notes(ended):
+            print(f"plumbline: {note}.", file=sys.stderr)
+        raise
     except Interrupted:
         return INTERRUPTED  # on a server: what became of the validation has been said
     except (ServerError, SlurmError) as error:
-        print(f"plumbline: {error}.", file=sys.stderr)
+        for line in (str(error), *_read_notes(error)):
+            print(f"plumbline: {line}.", file=sys.stderr)
         return BROKEN
     except BrokenPipeError:
         # The reader has gone, as with `| head`; else Python complains once more when it flushes at exit.
@@ -83,6 +89,11 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Sub
         traceback.print_exc()
         print("plumbline: this is a fault of Plumbline; please report it with the lines above.", file=sys.stderr)
         return BROKEN
+
+
+def _read_notes(raised: BaseException) -> tuple[str, ...]:
+    """What the launcher could not end."""
+    return tuple(getattr(raised, "__notes__", ()))
 
 
 def _raise_exit(number: int, frame: FrameType | None) -> NoReturn:

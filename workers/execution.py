@@ -6,8 +6,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from workers.devices.local import LocalPool, NotGranted
 from workers.frameworks import Adapter
 from workers.frameworks.shims import list_preload
 from workers.launchers.base import Launcher
+from workers.launchers.queue import MayStillRun
 from workers.planner import Plan, PlannedRun
 from workers.request import PhaseTime, Progress, ValidationRequest
 from workers.runner import FrameworkRun, run_framework
@@ -78,16 +79,30 @@ class Session:
 
 def execute_all(session: Session, chosen: Adapter, plan: Plan, *, at_once: int) -> dict[Role, RunOutcome]:
     """Every run of the plan, `at_once` of them side by side: a tiny model's run is one thread, mostly imports."""
-    with ThreadPoolExecutor(max_workers=max(at_once, 1)) as pool:
-        futures = {
-            planned.role: pool.submit(_execute, session, chosen, planned, 0.8 * index / len(plan.runs))
-            for index, planned in enumerate(plan.runs)
-        }
-        try:
-            return {role: future.result() for role, future in futures.items()}
-        except BaseException:
-            session.stopped.set()  # the pool waits for its runs, which end at the next poll
-            raise
+    futures: dict[Role, Future[RunOutcome]] = {}
+    try:
+        with ThreadPoolExecutor(max_workers=max(at_once, 1)) as pool:
+            try:
+                for index, planned in enumerate(plan.runs):
+                    fraction = 0.8 * index / len(plan.runs)
+                    futures[planned.role] = pool.submit(_execute, session, chosen, planned, fraction)
+                return {role: future.result() for role, future in futures.items()}
+            except BaseException:
+                session.stopped.set()  # the pool waits for its runs, which end at the next poll
+                raise
+    except BaseException as raised:
+        _note_what_may_run(raised, futures.values())
+        raise
+
+
+def _note_what_may_run(raised: BaseException, futures: Iterable[Future[RunOutcome]]) -> None:
+    """Note to what is raised what the runs' own threads know: a job that a cluster did not let be ended."""
+    for future in futures:
+        left = future.exception() if future.done() and not future.cancelled() else None
+        if left is None or left is raised:
+            continue
+        for note in (str(left),) if isinstance(left, MayStillRun) else getattr(left, "__notes__", ()):
+            raised.add_note(note)
 
 
 def _execute(session: Session, chosen: Adapter, planned: PlannedRun, fraction: float) -> RunOutcome:

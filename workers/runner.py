@@ -48,7 +48,8 @@ class FrameworkRun:
     capture: Path | None
     """directory with a manifest; None where the recorder left none"""
     elapsed_s: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
+    """None where it is not known"""
     last_error: str | None
     """the last line of the log's last traceback and its innermost frame"""
 
@@ -137,7 +138,7 @@ class ProcessEnd:
     signal: int | None
     ending: Ending
     elapsed_s: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     last_error: str | None
 
 

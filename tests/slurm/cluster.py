@@ -3,7 +3,7 @@
 Its state is a directory, named by SLURM_STAND_IN: a file a job, and `modes.json`, which says how the cluster
 misbehaves: `pending_s`: how long a job waits; `end_as`: the state in which the cluster ends it `after_s` after its
 start; `accounting`: false where sacct is not set up; `refuse`: what sbatch says instead; `deaf`: how many calls of
-squeue fail.
+squeue fail; `undying`: what scancel says instead; `accounted`: STATE|CODE:SIGNAL that sacct says instead of what was.
 """
 
 from __future__ import annotations
@@ -152,12 +152,16 @@ def account(arguments: list[str]) -> int:
     if found is not None:
         state = f"{found['state']} by 1000" if found["state"] == "CANCELLED" else found["state"]
         code = f"{found.get('code', 0)}:{found.get('signal', 0)}"
+        state, code = modes().get("accounted", f"{state}|{code}").split("|")
         print(f"{job}|{state}|{code}|\n{job}.batch|{state}|{code}|2048K\n{job}.0|{state}|{code}|1.5M")
     return 0
 
 
 def cancel(arguments: list[str]) -> int:
     """scancel ID"""
+    if refusal := modes().get("undying"):
+        print(f"scancel: error: Kill job error on job id {arguments[0]}: {refusal}", file=sys.stderr)
+        return 1
     found = read(arguments[0])
     if found is None:
         print("scancel: error: Kill job error on job id: Invalid job id specified", file=sys.stderr)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,8 +23,8 @@ from tests.slurm import cluster
 from workers import cli
 from workers.frameworks.base import Launch
 from workers.frameworks.processes import build_launch
-from workers.launchers import slurm
-from workers.launchers.queue import SlurmError
+from workers.launchers import queue, slurm
+from workers.launchers.queue import MayStillRun, SlurmError
 from workers.launchers.script import HERE, Size, check_option, choose_size, write_script
 from workers.launchers.slurm import Slurm
 from workers.runner import ProcessEnd
@@ -227,7 +228,7 @@ def test_a_run_that_fails_is_its_own_failure(state: Path, tmp_path: Path, accoun
 def test_without_accounting_a_good_end_is_one(state: Path, tmp_path: Path) -> None:
     cluster.set_modes(accounting=False)
     end = supervise(tmp_path, PRINT)
-    assert (end.ending, end.exit_code, end.peak_memory_bytes) == ("completed", 0, 0)
+    assert (end.ending, end.exit_code, end.peak_memory_bytes) == ("completed", 0, None)
 
 
 @pytest.mark.parametrize("state_of_job", ["NODE_FAIL", "PREEMPTED", "CANCELLED"])
@@ -288,6 +289,32 @@ def test_an_interrupt_cancels_the_job_too(state: Path, tmp_path: Path) -> None:
     assert json.loads((state / "1000.json").read_text())["state"] == "CANCELLED"
 
 
+def test_a_job_that_may_not_be_cancelled_is_told_with_what_ends_it(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "SILENCE_S", 0.3)
+    left = "job {} may still run (scancel fails: scancel: error: Kill job error on job id {}: Access/permission denied)"
+    modes: dict[str, Any] = {"undying": "Access/permission denied"}
+
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    cluster.set_modes(**modes)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        supervise(tmp_path, SLEEP, cancelled=interrupt)
+    assert interrupted.value.__notes__ == [f"{left.format(1000, 1000)}; end it with scancel 1000"]
+    with pytest.raises(MayStillRun) as refused:
+        supervise(tmp_path, SLEEP, time_limit_s=0.2)
+    assert str(refused.value) == f"{left.format(1001, 1001)}; end it with scancel 1001"
+    cluster.set_modes(**modes, deaf=8)
+    with pytest.raises(SlurmError, match="Unable to contact slurm controller") as silent:
+        supervise(tmp_path, SLEEP)
+    assert silent.value.__notes__ == [f"{left.format(1002, 1002)}; end it with scancel 1002"]
+    cluster.set_modes()
+    for job in ("1000", "1001", "1002"):
+        subprocess.run(["scancel", job], check=True)
+
+
 def test_what_sbatch_refuses_is_said(state: Path, tmp_path: Path) -> None:
     cluster.set_modes(refuse="Batch job submission failed: Invalid account or account/partition combination")
     with pytest.raises(SlurmError, match="Invalid account or account/partition combination"):
@@ -308,6 +335,59 @@ def test_a_machine_without_slurm_is_said(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match="there is no sbatch on the path of this machine"):
         supervise(tmp_path, PRINT)
+
+
+@pytest.mark.parametrize("code", ["1:0", "0:9", "0:0"])
+def test_the_worse_counts_where_accounting_and_the_script_differ(state: Path, tmp_path: Path, code: str) -> None:
+    cluster.set_modes(accounted=f"FAILED|{code}")
+    end = supervise(tmp_path, PRINT)
+    assert (end.ending, end.exit_code) == ("failed", 137 if code == "0:9" else 1)
+    assert end.last_error == (
+        f"accounting has job 1000 as FAILED, exit code {code}, though the command in it ended with exit code 0"
+    )
+
+
+def write_command(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """A command of Slurm that is this script alone."""
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+    (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("sbatch", lambda: queue.submit(Path("job.sh"), output=Path("log"), cwd=Path())),
+        ("squeue", lambda: queue.look("7")),
+        ("sacct", lambda: queue.read_end("7")),
+        ("scancel", lambda: queue.cancel("7")),
+    ],
+)
+def test_a_message_in_another_encoding_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], Any]
+) -> None:
+    write_command(tmp_path / "bin", monkeypatch, name, r"printf 'nicht m\366glich\n' | tee /dev/stderr; exit 1")
+    with pytest.raises(SlurmError, match="nicht m\N{REPLACEMENT CHARACTER}glich"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("amounts", "bytes_of_peak"),
+    [
+        (["", "2048K", "1.5M"], 2 * 2**20),
+        (["", "1.2.3K", "1K"], 2**10),
+        (["", "1.2.3K"], None),
+        (["", "0"], 0),
+        (["16?"], None),
+    ],
+)
+def test_an_amount_that_cannot_be_read_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amounts: list[str], bytes_of_peak: int | None
+) -> None:
+    rows = [f"echo '{job}|COMPLETED|0:0|{each}'" for job, each in zip(("7", "7.batch", "7.0"), amounts, strict=False)]
+    write_command(tmp_path / "bin", monkeypatch, "sacct", "\n".join(rows))
+    assert queue.read_end("7") == queue.Ended("COMPLETED", 0, 0, bytes_of_peak)
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
@@ -352,3 +432,44 @@ def test_a_validation_runs_as_a_job(
     assert "srun --export=ALL --nodes=1" in (out / "scratch" / "run" / "job.sh").read_text()
     assert json.loads(report.read_text())["verdicts"][0]["status"] == "pass"
     assert json.loads((state / "1000.json").read_text())["state"] == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted; job"), (signal.SIGTERM, 143, "job")]
+)
+def test_an_interrupted_validation_tells_of_a_job_that_may_still_run(
+    state: Path, tmp_path: Path, number: int, code: int, said: str
+) -> None:
+    cluster.set_modes(undying="Access/permission denied", pending_s=30)
+    asked = ["validate", "--framework", "plain", "--model", "tiny:qwen3", "--data", "gsm8k_sample"]
+    asked += ["--checks", "run.completes", "--launcher", "slurm", "--out", str(tmp_path / "shared")]
+    command = [sys.executable, "-m", "workers.cli", *asked]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    wait_for(lambda: (state / "1000.json").exists())
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert error.endswith(
+        f"plumbline: {said} 1000 may still run (scancel fails: scancel: error: Kill job error on job id 1000: "
+        "Access/permission denied); end it with scancel 1000.\n"
+    )
+    assert "has been ended" not in error
+    cluster.set_modes()
+    subprocess.run(["scancel", "1000"], check=True)
+
+
+def test_a_run_whose_job_failed_does_not_complete(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "POLL_S", 0.2)
+    cluster.set_modes(accounted="FAILED|0:9")
+    asked = ["--framework", "plain", "--model", "tiny:qwen3", "--data", "gsm8k_sample", "--checks", "run.completes"]
+    report = tmp_path / "result.json"
+    asked += ["--set", "steps=1", "--set", "seq_len=32", "--out", str(tmp_path / "shared"), "--json", str(report)]
+    assert cli.main(["validate", *asked, "--launcher", "slurm"]) == 1, capsys.readouterr().err
+    verdict = json.loads(report.read_text())["verdicts"][0]
+    assert (verdict["check"], verdict["status"]) == ("run.completes", "fail")
+    assert "ended with exit code 137" in verdict["sentence"]
+    assert (
+        "accounting has job 1000 as FAILED, exit code 0:9, though the command in it ended with" in verdict["sentence"]
+    )

@@ -12,13 +12,20 @@ ANSWER_S = 60.0
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _JOB = re.compile(r"(\d+)(;[\w.-]+)?", re.ASCII)
-_MEMORY = re.compile(r"([\d.]+)([KMGT]?)", re.ASCII)
+_MEMORY = re.compile(r"(\d{1,15}(?:\.\d+)?)([KMGT]?)", re.ASCII)
 _UNKNOWN = "Invalid job id"
 """What squeue says of a job that it has forgotten."""
 
 
 class SlurmError(RuntimeError):
     """Slurm, or the way to it, failed; `str()` is one sentence."""
+
+
+class MayStillRun(SlurmError):
+    """A job that was to be ended is perhaps not; `str()` says which, why, and what ends it."""
+
+    def __init__(self, job: str, why: str) -> None:
+        super().__init__(f"job {job} may still run ({why}); end it with scancel {job}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,8 @@ class Ended:
     state: str
     exit_code: int
     signal: int
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
+    """None where accounting gives no amount that can be read"""
 
 
 def submit(script: Path, *, output: Path, cwd: Path) -> str:
@@ -78,11 +86,12 @@ def read_end(job: str) -> Ended | None:
     if whole is None:
         return None
     code, _, signal = whole[2].partition(":")
+    amounts = [amount for row in rows if (amount := _read_memory(row[3])) is not None]
     return Ended(
         state=whole[1].split()[0] if whole[1].split() else "",  # "CANCELLED by 1000"
         exit_code=int(code) if code.isdecimal() else 1,
         signal=int(signal) if signal.isdecimal() else 0,
-        peak_memory_bytes=max((_read_memory(row[3]) for row in rows), default=0),
+        peak_memory_bytes=max(amounts, default=None),
     )
 
 
@@ -90,7 +99,7 @@ def cancel(job: str) -> None:
     """End a job; one that has ended is no error. Raises SlurmError."""
     answer = _call(["scancel", job])
     if answer.returncode and _UNKNOWN not in answer.stderr:
-        raise SlurmError(f"scancel fails, and job {job} may still run: {_last_line(answer.stderr)}")
+        raise SlurmError(f"scancel fails: {_last_line(answer.stderr)}")
 
 
 def _call(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -98,7 +107,8 @@ def _call(arguments: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             arguments,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # a node's messages are in whatever encoding its administrator chose
             timeout=ANSWER_S,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # ctrl-C is for this process alone: scancel must get through
@@ -109,9 +119,9 @@ def _call(arguments: list[str]) -> subprocess.CompletedProcess[str]:
         raise SlurmError(f"{arguments[0]} has not answered for {ANSWER_S:.0f} s") from None
 
 
-def _read_memory(text: str) -> int:
+def _read_memory(text: str) -> int | None:
     found = _MEMORY.fullmatch(text.strip())
-    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
 def _escape(path: Path) -> str:

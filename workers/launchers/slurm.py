@@ -12,7 +12,7 @@ from workers.endings import Ending, name_ending
 from workers.frameworks.base import Launch
 from workers.last_error import read_last_error
 from workers.launchers import queue
-from workers.launchers.queue import Ended, Seen, SlurmError
+from workers.launchers.queue import Ended, MayStillRun, Seen, SlurmError
 from workers.launchers.script import HERE, check_option, choose_size, write_script
 from workers.launchers.tail import Tail
 from workers.runner import ProcessEnd
@@ -90,6 +90,8 @@ class Slurm:
     ) -> ProcessEnd:
         """Submit, follow, and end a job; its output is in `log`. Nothing of it runs at the return, whatever is raised.
 
+        But for what Slurm does not let be ended: MayStillRun says so, or a note to what is raised.
+
         Raises:
             SlurmError: Slurm refuses it, stays away, or ended it for a reason that says nothing of the run.
         """
@@ -112,8 +114,13 @@ class Slurm:
         follower = _Follower(job, Tail(log, on_line), on_line, cancelled, time_limit_s, self.poll_s or POLL_S)
         try:
             follower.follow()
-        except BaseException:  # ctrl-C, or a Slurm that does not answer any more
-            follower.end()
+        except MayStillRun:
+            raise
+        except BaseException as raised:  # ctrl-C, or a Slurm that does not answer any more
+            try:
+                follower.end()
+            except MayStillRun as left:
+                raised.add_note(str(left))
             raise
         return follower.read_end(exit_file)
 
@@ -171,17 +178,27 @@ class _Follower:
         self.tail.finish()
 
     def end(self) -> None:
-        """Cancel the job, and wait until nothing of it runs any more, as long as that may take."""
-        queue.cancel(self.job)
-        deadline = time.monotonic() + CANCEL_WAIT_S
-        while time.monotonic() < deadline:
-            seen = queue.look(self.job)
-            if seen is None or seen.state in ENDED:
-                return
-            time.sleep(min(0.5, self.poll_s))
+        """Cancel the job, and wait until nothing of it runs any more, as long as that may take.
+
+        Raises:
+            MayStillRun: Slurm refuses, or does not say what became of it.
+        """
+        try:
+            queue.cancel(self.job)
+            seen: Seen | None = None
+            deadline = time.monotonic() + CANCEL_WAIT_S
+            while time.monotonic() < deadline:
+                seen = queue.look(self.job)
+                if seen is None or seen.state in ENDED:
+                    return
+                time.sleep(min(0.5, self.poll_s))
+            if seen is not None and seen.state != "COMPLETING":  # its processes are gone, and an epilog takes its time
+                raise SlurmError(f"it is {seen.state.lower()} {CANCEL_WAIT_S:.0f} s after scancel")
+        except SlurmError as error:
+            raise MayStillRun(self.job, str(error)) from None
 
     def read_end(self, exit_file: Path) -> ProcessEnd:
-        """How the run ended: from accounting, else from the exit code that the script left."""
+        """How the run ended: from accounting and the exit code that the script left, the worse where they differ."""
         ended = self._ask_accounting(exit_file)
         code = _read_code(exit_file)
         elapsed_s = self.ended_at - (self.running_since or self.ended_at)
@@ -193,6 +210,10 @@ class _Follower:
         exit_code = code if code is not None else _code_of(ended)
         log = self.tail.file
         last_error = read_last_error(log) if exit_code else None
+        if self.stopped is None and ended is not None and ended.state == "FAILED" and not exit_code:
+            exit_code = _code_of(ended)
+            last_error = f"accounting has job {self.job} as FAILED, exit code {ended.exit_code}:{ended.signal}, though "
+            last_error += "the command in it ended with exit code 0"
         stated = ON_ITS_OWN.get(ended.state) if ended is not None and self.stopped is None else None
         stopped: Ending | None = self.stopped
         if stated == "timed_out":
@@ -205,7 +226,7 @@ class _Follower:
             signal=number,
             ending=name_ending(stopped, exit_code=exit_code, last_error=last_error),
             elapsed_s=elapsed_s,
-            peak_memory_bytes=0 if ended is None else ended.peak_memory_bytes,
+            peak_memory_bytes=None if ended is None else ended.peak_memory_bytes,
             last_error=last_error,
         )
 
