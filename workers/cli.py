@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from workers.environments.command import add_env
 from workers.explain import add_explain
 from workers.launchers.queue import SlurmError
 from workers.matrix.command import add_matrix
+from workers.option_types import parse_positive, split_names
 from workers.push.command import add_push
 from workers.remote import Interrupted
 from workers.reproductions.command import add_reproduce
@@ -130,7 +130,7 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     add("--data", required=True, help="JSONL, Parquet or saved data set, or the name of a sample that ships")
     add(
         "--checks",
-        type=_split_names,
+        type=split_names,
         help="names or levels, comma separated, or all; see `plumbline checks`",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
@@ -157,8 +157,8 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     add("--inject", metavar="FAULT", help="run with a fault, to show that a check sees it; see `plumbline faults`")
     add("--out", type=Path, metavar="DIR", help="keep captures and logs here; not kept by default")
     add("--full", action="store_true", help="record whole tensors instead of sketches")
-    add("--time-limit", type=_parse_positive, default=DEFAULT_TIME_LIMIT_S, metavar="S", help="of each framework run")
-    add("--memory-limit", type=_parse_positive, metavar="GB", help="of each framework run's processes together")
+    add("--time-limit", type=parse_positive, default=DEFAULT_TIME_LIMIT_S, metavar="S", help="of each framework run")
+    add("--memory-limit", type=parse_positive, metavar="GB", help="of each framework run's processes together")
     add(
         "command",
         nargs="*",
@@ -261,23 +261,6 @@ def _shrink(options: argparse.Namespace) -> int:
     from workers.shrinking import run_shrink
 
     return run_shrink(options.config, out=options.out)
-
-
-def _split_names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
-    return names
-
-
-def _parse_positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (number > 0 and math.isfinite(number)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 if __name__ == "__main__":

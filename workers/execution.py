@@ -26,6 +26,7 @@ from workers.frameworks.shims import list_preload
 from workers.launchers.base import Launcher
 from workers.launchers.queue import MayStillRun
 from workers.planner import Plan, PlannedRun
+from workers.report.files import make_directory
 from workers.request import PhaseTime, Progress, ValidationRequest
 from workers.runner import FrameworkRun, run_framework
 
@@ -204,13 +205,14 @@ def make_empty(directory: Path) -> None:
     Raises:
         BadRequest: there is something in it, or it cannot be made.
     """
+    make_directory(directory, field="out")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise BadRequest("out", f"{directory} is not empty", "name a new directory")
+        empty = not any(directory.iterdir())
     except OSError as error:
-        found = f"{directory} cannot be made a directory ({error.strerror})"
+        found = f"{directory} cannot be read ({error.strerror})"
         raise BadRequest("out", found, "name a new directory") from None
+    if not empty:
+        raise BadRequest("out", f"{directory} is not empty", "name a new directory")
 
 
 @contextmanager

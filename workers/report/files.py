@@ -1,4 +1,4 @@
-"""Report files: known to be writable before anything runs, and there as a whole or not at all."""
+"""Files and directories of results: known to be writable before anything runs, and files whole or not there."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def check_writable(path: Path, *, field: str) -> None:
     except OSError as error:
         found = f"{path} cannot be written ({error.strerror})"
         raise BadRequest(field, found, "name a file that you may write") from None
+
+
+def make_directory(directory: Path, *, field: str) -> None:
+    """Make a directory, unless it is there; raise BadRequest, naming the option `field`, where it cannot be."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = f"{directory} cannot be made a directory ({error.strerror})"
+        raise BadRequest(field, found, "name a new directory") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from checks.errors import BadRequest
 from checks.suggesting import nearest
 from workers.garbage import importing
+from workers.option_types import parse_positive
 from workers.report import ProgressLine, check_writable, make_console, write_whole
+from workers.report.files import make_directory
 from workers.request import DEFAULT_TIME_LIMIT_S
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def add_reproduce(commands: Subcommands) -> None:
     add("--keep", type=Path, metavar="DIR", help="directory that keeps captures and logs of the runs too")
     add("--json", type=Path, metavar="FILE", help="write what was found as JSON")
     add("--write", type=Path, action="append", default=[], metavar="FILE", help="all that is kept: .md, .json")
-    add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="S", help="of each framework run")
+    add("--time-limit", type=parse_positive, default=DEFAULT_TIME_LIMIT_S, metavar="S", help="of each framework run")
     add("--index-url", metavar="URL", help="where releases come from, as pip has it")
     add("--extra-index-url", action="append", default=[], metavar="URL", help="such as PyTorch's index of CPU builds")
     parser.set_defaults(run=_run)
@@ -59,6 +61,10 @@ def _run(options: argparse.Namespace) -> int:
         raise BadRequest("slug", "none is named", "name one of `plumbline reproduce --list`, or give --all")
     chosen = list(cases.values()) if options.all else [find_case(slug, cases, reasons) for slug in options.slugs]
     out = default_directory() if options.out is None else options.out
+    if chosen or options.out is not None:
+        make_directory(out, field="out")
+    if options.keep is not None:
+        make_directory(options.keep, field="keep")
     found = [kept for case in chosen if (kept := _show(case, options, out)) is not None]
     _write_files(options, found, cases=cases, reasons=reasons, out=out)
     return REPRODUCED if len(found) == len(chosen) and all(each.reproduced for each in found) else NOT_REPRODUCED

@@ -165,14 +165,24 @@ def test_a_problem_is_shown_in_the_release_that_has_it_and_gone_in_the_other(
         ([], "none is named"),
         ([SLUG, "--all"], f"{SLUG} and --all were given"),
         ([SLUG, "--json", "found.txt"], "found.txt has another ending"),
+        ([SLUG, "--time-limit", "0"], "argument --time-limit: '0' is not a number above 0"),
+        ([SLUG, "--time-limit", "nan"], "argument --time-limit: 'nan' is not a number above 0"),
+        ([SLUG, "--out", __file__], f"out: {__file__} cannot be made a directory (File exists); name a new directory."),
+        (["--out", __file__, "--write", "page.md"], "cannot be made a directory (File exists); name a new directory."),
+        ([SLUG, "--out", f"{__file__}/kept"], "cannot be made a directory (Not a directory); name a new directory."),
+        ([SLUG, "--keep", __file__], f"keep: {__file__} cannot be made a directory (File exists)"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_built(
     cases: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     write_case(cases)
-    arguments = [str(tmp_path / each) if each == "found.txt" else each for each in arguments]
-    assert main(["reproduce", *arguments]) == 3
+    arguments = [str(tmp_path / each) if each in ("found.txt", "page.md") else each for each in arguments]
+    try:
+        code = main(["reproduce", *arguments])
+    except SystemExit as ending:
+        code = int(str(ending.code))
+    assert code == 3
     assert message in capsys.readouterr().err
     assert not (tmp_path / "environments").exists()
 
@@ -197,7 +207,7 @@ def test_an_environment_that_does_not_build_is_said_and_the_others_go_on(
     load_cases.cache_clear()
     assert main(["reproduce", "--all", "--out", str(tmp_path / "kept")]) == 1
     assert "satisfies the requirement standin==9.0" in capsys.readouterr().err
-    assert not (tmp_path / "kept").exists()
+    assert not list((tmp_path / "kept").iterdir())
 
 
 GOOD, BAD = Judged("step.loss", "pass", "it agrees"), Judged("step.loss", "fail", "it differs")
