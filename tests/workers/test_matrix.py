@@ -95,6 +95,14 @@ def test_a_matrix_goes_on_where_it_was_broken_off(tmp_path: Path, capsys: pytest
     assert json.loads(first.read_text()) == changed
     assert "fail: step.loss" in (tmp_path / "matrix.md").read_text()
     assert main([*asked, "--again", "fail"]) == 0
+    capsys.readouterr()
+    whole = first.read_text()
+    first.write_text(whole[: len(whole) // 2])
+    assert main(asked) == 0
+    said = capsys.readouterr().err
+    assert f"{first} is no result of a cell (JSONDecodeError: " in said
+    assert "; the cell is run anew\n1 of 2: plain, tiny:qwen3, float32\n" in said
+    assert [each["status"] for each in json.loads(first.read_text())["verdicts"]] == ["pass", "pass"]
 
 
 def test_a_name_that_is_none_is_refused_before_anything_runs(
@@ -106,10 +114,35 @@ def test_a_name_that_is_none_is_refused_before_anything_runs(
     assert "frameworks: 'trll' is not known; use automodel, " in capsys.readouterr().err
     assert main(["matrix", "--precisions", "bf17", "--out", str(tmp_path)]) == 3
     assert "precisions: 'bf17' is not known; use float32, bf16, " in capsys.readouterr().err
+    assert main(["matrix", "--again", "foo", "--out", str(tmp_path)]) == 3
+    assert "again: 'foo' is not known; use error, fail, inconclusive, pass, skipped." in capsys.readouterr().err
     assert main(["matrix", "--models", "tiny:nope", "--out", str(tmp_path)]) == 3
     assert "model: " in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["matrix", "--models", "tiny:llama", "--out", str(tmp_path / "file")]) == 3
-    assert "cannot be made a directory (Not a directory); name another directory." in capsys.readouterr().err
+    assert "cannot be made a directory (Not a directory); name a new directory." in capsys.readouterr().err
     assert main(["matrix", "--env", "trl=there", "--server", "--out", str(tmp_path)]) == 3
     assert "env: environments are of this machine; leave --server out." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["frameworks", "models", "precisions", "checks", "again"])
+def test_an_empty_list_of_names_is_refused(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        main(["matrix", f"--{option}", "", "--out", str(tmp_path)])
+    assert ending.value.code == 3
+    assert f"argument --{option}: '' has an empty name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [("precision=bf16", "precisions"), ("model=tiny:qwen3", "models"), ("framework=trl", "frameworks")],
+)
+def test_a_setting_that_the_cells_differ_in_is_refused(
+    setting: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["matrix", "--set", "steps=1", "--set", setting, "--precisions", "float32", "--out", str(tmp_path)]) == 3
+    )
+    name = setting.partition("=")[0]
+    assert capsys.readouterr().err == f"plumbline: set: {name} is what the cells differ in; give --{option}.\n"
+    assert not list(tmp_path.iterdir())
