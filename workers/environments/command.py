@@ -17,6 +17,7 @@ from workers.environments.recipes import has_gpu
 from workers.environments.resolving import parse_wish, read_version
 from workers.environments.store import Built, Named, Store, check_name
 from workers.environments.torch_builds import holds_gpu_libraries
+from workers.option_types import parse_not_negative
 from workers.report import ProgressLine, make_console
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def add_env(commands: Subcommands) -> None:
     looked_at.set_defaults(run=_check)
     remove = actions.add_parser("remove", help="forget names, and remove what no name means any more")
     remove.add_argument("names", nargs="*", metavar="NAME")
-    remove.add_argument("--unused-for", type=float, metavar="DAYS", help="also those that no run has used for so long")
+    remove.add_argument(
+        "--unused-for", type=parse_not_negative, metavar="DAYS", help="also those that no run has used for so long"
+    )
     remove.set_defaults(run=_remove)
 
 
@@ -68,6 +71,8 @@ def _create(options: argparse.Namespace) -> int:
     index = [] if options.index_url is None else ["--index-url", options.index_url]
     for url in options.extra_index_url:
         index += ["--extra-index-url", url]
+    store, name = Store(), options.name or wish.name
+    before = _describe_meaning(name, store)
     begun = time.monotonic()
     with ProgressLine(make_console(stderr=True)) as line:
         built, fresh = build(
@@ -75,14 +80,14 @@ def _create(options: argparse.Namespace) -> int:
             name=options.name,
             python=options.python,
             index=index,
-            store=Store(),
+            store=store,
             on_progress=line.show,
             upgrade=options.upgrade,
         )
     built_on = datetime.fromisoformat(built.created).strftime("%Y-%m-%d")
     how = f"built in {time.monotonic() - begun:.0f} s" if fresh else f"was there already, since {built_on}"
-    print(f"{options.name or wish.name}: {how}, {len(built.packages)} packages, {format_size(built.size_bytes)}")
-    for said in _describe_left_out(built):
+    print(f"{name}: {how}, {len(built.packages)} packages, {format_size(built.size_bytes)}")
+    for said in (*_describe_left_out(built), *_describe_change(name, before, store)):
         print(said)
     if holds_gpu_libraries(built.packages) and not has_gpu():
         print(
@@ -97,17 +102,41 @@ def _describe_left_out(built: Built) -> list[str]:
 
 
 def _add(options: argparse.Namespace) -> int:
+    check_name(options.name)
+    store = Store()
+    before = _describe_meaning(options.name, store)
     if options.container is not None:
-        check_name(options.name)
         version = read_image(options.container)
-        Store().name(options.name, image=options.container)
+        store.name(options.name, image=options.container)
         print(f"{options.name}: Python {version} in {options.container}")
-        return 0
-    python = options.python.expanduser().absolute()  # not resolved: a venv's Python is a link
-    version = read_version(python)
-    Store().name(options.name, python=python)
-    print(f"{options.name}: Python {version} at {python}")
+    else:
+        python = options.python.expanduser().absolute()  # not resolved: a venv's Python is a link
+        version = read_version(python)
+        store.name(options.name, python=python)
+        print(f"{options.name}: Python {version} at {python}")
+    for said in _describe_change(options.name, before, store):
+        print(said)
     return 0
+
+
+def _describe_meaning(name: str, store: Store) -> str:
+    """What a name means, in a few words; empty where it means nothing, or nothing that is there."""
+    if name not in store.list_names():
+        return ""
+    try:
+        named = store.find(name)
+    except BadRequest:
+        return ""
+    if named.image is not None:
+        return f"container {named.image}"
+    if named.built is None:
+        return f"the Python at {named.python}"
+    return f"{', '.join(named.built.requested)} ({named.built.key})"
+
+
+def _describe_change(name: str, before: str, store: Store) -> list[str]:
+    """What the name meant before, where that was something else."""
+    return [f"{name} meant {before} before"] if before not in ("", _describe_meaning(name, store)) else []
 
 
 def _list() -> int:

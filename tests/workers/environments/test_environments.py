@@ -231,10 +231,43 @@ def test_someone_elses_python_is_named_and_used(store: Store, capsys: pytest.Cap
     with running_in("mine", store=store):
         assert framework_python() == str(Path(sys.executable).absolute())
     assert framework_python() == before
+    capsys.readouterr()
+    assert main(["env", "add", "mine", "--python", sys.executable]) == 0
+    assert " before" not in capsys.readouterr().out  # the same
     assert main(["env", "add", "not", "--python", "/nowhere/python"]) == 3
     assert "python: /nowhere/python does not run" in capsys.readouterr().err
     assert main(["env", "remove", "not"]) == 3
     assert "there is no environment 'not'; use one of mine." in capsys.readouterr().err
+
+
+def test_a_name_that_meant_something_else_is_told(
+    releases: Path, store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    assert main(["env", "add", "mine", "--python", str(other)]) == 0
+    assert main(["env", "create", "trainer==1.0", "--name", "mine"]) == 0
+    assert capsys.readouterr().out.endswith(f"\nmine meant the Python at {other} before\n")
+    built = store.find("mine").built
+    assert built is not None
+    assert main(["env", "create", "trainer==1.0", "--name", "mine"]) == 0
+    assert " before" not in capsys.readouterr().out
+    assert main(["env", "create", "trainer==2.0", "--name", "mine"]) == 0
+    assert capsys.readouterr().out.endswith(f"\nmine meant trainer==1.0 ({built.key}) before\n")
+    assert main(["env", "add", "mine", "--python", str(other)]) == 0
+    assert "\nmine meant trainer==2.0 (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "inf", "long"])
+def test_days_that_are_no_number_of_days_remove_nothing(
+    days: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.directory("half").mkdir(parents=True)
+    with pytest.raises(SystemExit) as ending:
+        main(["env", "remove", "--unused-for", days])
+    assert ending.value.code == 3
+    assert f"argument --unused-for: '{days}' is not a number, 0 or more" in capsys.readouterr().err
+    assert store.list_keys() == ("half",)
 
 
 def test_a_second_builder_waits_and_says_so(releases: Path, store: Store) -> None:
