@@ -23,6 +23,9 @@ API_VERSION = 1
 SERVER = "PLUMBLINE_URL"
 TOKEN = "PLUMBLINE_TOKEN"
 
+FORBIDDEN = "forbidden"
+"""The server's word for what the person behind a token, or the token, may not do."""
+
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 COMPLETE_TIMEOUT = httpx.Timeout(900.0, connect=10.0)
 
@@ -85,16 +88,17 @@ class Client:
         """The name behind the token.
 
         Raises:
-            BadRequest: nothing answers at the address, or what answers is no Plumbline, or an older one; the token is
-                wrong.
+            BadRequest: what answers at the address is no Plumbline, or an older one; the token is wrong.
+            ServerError: nothing answers there, or only what stands before the server.
         """
         try:
-            response = self._http.get("/me")
+            document = self._read(self._http.get("/me"))
         except httpx.HTTPError as error:
-            raise BadRequest(
-                SERVER, f"{self.address} did not answer ({_explain(error)})", "check the address, and that it runs"
-            ) from None
-        document = self._read(response)
+            raise ServerError(self._describe_silence(_explain(error))) from None
+        except Refused as refused:
+            if refused.code == FORBIDDEN:
+                raise refuse_token(refused) from None
+            raise ServerError(str(refused).rstrip(".")) from None
         if document.get("api") != API_VERSION:
             found = f"{self.address} speaks version {document.get('api')} of the API, and this command {API_VERSION}"
             raise BadRequest(SERVER, found, "install the version of Plumbline that the server has")
@@ -180,6 +184,9 @@ class Client:
             time.sleep(wait_s * random.uniform(0.8, 1.2))  # clients that lost it together do not come back together
             wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
 
+    def _describe_silence(self, problem: str) -> str:
+        return f"{SERVER}: {self.address} did not answer ({problem}); check the address, and that it runs"
+
     def _read(self, response: httpx.Response) -> dict[str, Any]:
         """The document of an answer; what it refuses as an exception."""
         try:
@@ -190,6 +197,8 @@ class Client:
             return document
         if isinstance(document, dict) and isinstance(document.get("error"), dict):
             _refuse(response.status_code, document["error"])
+        if response.status_code in TRY_AGAIN:
+            raise ServerError(self._describe_silence(f"status {response.status_code}"))
         found = f"{self.address} answers {response.status_code} without a word that Plumbline would use"
         raise BadRequest(SERVER, found, "check the address: it may be another service, or a Plumbline without this API")
 
@@ -212,6 +221,12 @@ class Refused(ValueError):
     def __init__(self, sentence: str, *, code: str = "") -> None:
         super().__init__(sentence)
         self.code = code
+
+
+def refuse_token(refused: Refused) -> BadRequest:
+    """What the server says that a token may not, or the person behind it."""
+    found, _, remedy = str(refused).rstrip(".").rpartition("; ")
+    return BadRequest(TOKEN, found or remedy, remedy if found else "set it to the token of a person who may")
 
 
 class RefusedFields(Refused):

@@ -12,7 +12,7 @@ from typing import Any
 from checks.errors import BadRequest
 from checks.models.resolve import PREFIX, SHRUNK
 from checks.samples.reading import SAMPLE_FILES
-from workers.client import SERVER, TOKEN, Client, Progress, Refused, ServerError
+from workers.client import FORBIDDEN, SERVER, TOKEN, Client, Progress, Refused, ServerError, refuse_token
 from workers.report import ProgressLine, make_console
 from workers.report.as_json import to_plain
 from workers.report.console import clean_text
@@ -168,6 +168,8 @@ def _cancel(client: Client, number: str) -> None:
 def as_bad_request(refused: Refused) -> BadRequest:
     """The server's sentences, under the names that the command's options have."""
     fields: Mapping[str, str] = getattr(refused, "fields", {})
+    if refused.code == FORBIDDEN:
+        return refuse_token(refused)
     if not fields:
         return BadRequest(SERVER, str(refused).rstrip("."), "ask the server's administrator, or change the request")
     (first, sentence), *more = fields.items()

@@ -79,14 +79,20 @@ def check_positions(model: ResolvedModel, *, seq_len: int) -> None:
 
 
 def _resolve_tiny(family: str) -> ResolvedModel:
-    family = ALIASES.get(family, family)
-    if family not in FAMILIES:
-        near = nearest(family, FAMILIES) or sorted(FAMILIES)
-        remedy = "use " + " or ".join(PREFIX + name for name in near)
-        raise BadRequest("model", f"{PREFIX}{family} is no family that Plumbline knows", remedy)
+    family = find_family(family)
     directory = build_tiny(family)
     config = read_config(directory)
     return describe(directory, label=PREFIX + family, config=config, weights=find_weights(directory))
+
+
+def find_family(name: str) -> str:
+    """The family that `tiny:` before a name means; raises BadRequest, with the nearest names, for none."""
+    family = ALIASES.get(name, name)
+    if family not in FAMILIES:
+        near = nearest(family, FAMILIES) or sorted(FAMILIES)
+        remedy = "use " + " or ".join(PREFIX + each for each in near)
+        raise BadRequest("model", f"{PREFIX}{family} is no family that Plumbline knows", remedy)
+    return family
 
 
 def check_family(config: Mapping[str, Any], file: Path) -> None:

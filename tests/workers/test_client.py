@@ -159,13 +159,13 @@ def test_what_is_no_address_is_code_3(url: str) -> None:
     assert error.endswith("write it as https://host:port.\n")
 
 
-def test_a_server_that_is_not_there_is_code_3() -> None:
+def test_a_server_that_is_not_there_is_code_2() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = start(f"http://127.0.0.1:{port}", "plb_x")
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 3
+    assert process.returncode == 2
     assert error == (
         f"plumbline: PLUMBLINE_URL: http://127.0.0.1:{port} did not answer (connection refused); "
         "check the address, and that it runs.\n"
@@ -214,6 +214,16 @@ def test_another_service_or_version_is_code_3(other: Any, answer: tuple[int, byt
     assert process.returncode == 3
     assert error.startswith("plumbline: PLUMBLINE_URL: ")
     assert sentence in error
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_stands_before_a_server_that_is_away_is_code_2(other: Any, status: int) -> None:
+    other.answer = (status, b"<html>Bad Gateway</html>")
+    process = start(other.url, "plb_x")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    said = f"{other.url} did not answer (status {status}); check the address, and that it runs"
+    assert error == f"plumbline: PLUMBLINE_URL: {said}.\n"
 
 
 class Gate:

@@ -215,23 +215,42 @@ def test_a_bad_request_is_code_3_and_one_sentence(
         ([*ASKED[:2]], f"model: {capture} does not say what was run; give --model, --data."),
         ([*ASKED, "--set", "batch=0"], "batch: 0 is out of bounds"),
         ([*ASKED, "--json", "x.json"], "json: there is a result only once it is judged; add --wait."),
-        (ASKED, "PLUMBLINE_URL: http://127.0.0.1:9 did not answer"),
+        (["--framework", "My trainer", *ASKED[2:]], "framework: 'My trainer' is no name of a framework"),
+        ([*ASKED[:2], "--model", "tiny:qwen33", *ASKED[4:]], "model: tiny:qwen33 is no family that Plumbline knows"),
+        ([*ASKED, "--checks", "step.los"], "checks: there is no check 'step.los'; did you mean step.loss"),
     ):
         code, said = run(capsys, str(capture), *arguments)
         assert code == 3
         assert sentence in said
+
+
+@pytest.mark.parametrize("names", ["", "step.loss,"])
+def test_an_empty_name_of_a_check_is_refused(capture: Path, capsys: pytest.CaptureFixture[str], names: str) -> None:
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["push", str(capture), *ASKED, "--checks", names])
+    assert ending.value.code == 3
+    assert f"argument --checks: {names!r} has an empty name" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_code_2(
+    capture: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLUMBLINE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("PLUMBLINE_TOKEN", "plb_x")
+    monkeypatch.setenv("NO_PROXY", "*")
+    assert run(capsys, str(capture), *ASKED) == (
+        2,
+        "plumbline: PLUMBLINE_URL: http://127.0.0.1:9 did not answer (connection refused); check the address, and "
+        "that it runs.\n",
+    )
 
 
 def test_what_the_server_refuses_is_shown_and_nothing_is_queued(
     server: LiveServer, capture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, sentence in (
-        ([*ASKED, "--checks", "step.los"], "checks: there is no check 'step.los'"),
-        ([*ASKED[:2], "--model", "/etc", *ASKED[4:]], "model: /etc is not under an allowed directory"),
-    ):
-        code, said = run(capsys, str(capture), *arguments)
-        assert code == 3
-        assert sentence in said
+    code, said = run(capsys, str(capture), *ASKED[:2], "--model", "/etc", *ASKED[4:])
+    assert code == 3
+    assert "model: /etc is not under an allowed directory" in said
     assert not Validation.objects.exists()
 
 
@@ -252,6 +271,21 @@ def test_a_token_that_may_not_submit_is_said_before_anything_is_sent(
         "plumbline: PLUMBLINE_URL: is not set; set it to the server's address, such as "
         "https://plumbline.example.org.\n",
     )
+
+
+def test_a_person_who_may_not_is_said_of_the_token(
+    server: LiveServer, user: User, capture: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.role = Role.VIEWER
+    user.save()
+    code, shown = run(capsys, str(capture), *ASKED)
+    said = "This needs the role submitter, and you are viewer; ask an administrator"
+    assert (code, shown.splitlines()[-1]) == (3, f"plumbline: PLUMBLINE_TOKEN: {said}.")
+    user.role = Role.SUBMITTER
+    user.save()
+    use_token(monkeypatch, user, "upload", "submit")
+    said = "The token has the scopes submit, upload, and this needs read; make another one"
+    assert run(capsys, str(capture), *ASKED) == (3, f"plumbline: PLUMBLINE_TOKEN: {said}.\n")
 
 
 def test_a_pickle_is_refused_by_the_server_and_leaves_nothing(

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from checks.errors import BadRequest
 from workers.client import TOKEN, Client, Refused
 from workers.environments.building import format_size
+from workers.option_types import split_names
 from workers.push.directory import CaptureDirectory, LocalFile, hash_files, read_directory
+from workers.push.naming import check_checks, check_framework, check_model
 from workers.push.sending import Sent, send_files
 from workers.remote import Interrupted, as_bad_request, follow_to_end, name_data, name_model, read_server, say
 from workers.report import ProgressLine, make_console, print_result
@@ -39,7 +41,7 @@ def add_push(commands: Subcommands) -> None:
     add("--model", help="tiny:<family>, or a path on the server; the checkpoint that the run began from")
     add("--data", help="name of a sample that ships, or a path on the server; what the run trained on")
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="run setting; repeatable")
-    add("--checks", metavar="A,B", help="names or levels, comma separated, or all")
+    add("--checks", type=split_names, metavar="A,B", help="names or levels, comma separated, or all")
     add("--again", action="store_true", help="judge anew what the same command had judged before")
     add("--wait", action="store_true", help="follow it to its end, print the verdicts, and exit with their code")
     add("--json", type=Path, metavar="FILE", help="write the complete result, with --wait")
@@ -90,13 +92,15 @@ def _describe(options: argparse.Namespace, directory: CaptureDirectory) -> dict[
     given = parse_settings(options.settings, defaults={})
     recorded = spec.get("settings")
     settings = {**(recorded if isinstance(recorded, dict) else {}), **given}
-    checks = None if options.checks is None else [name.strip() for name in options.checks.split(",")]
+    check_framework(str(named["framework"]))
+    check_model(str(named["model"]))
+    check_checks(options.checks)
     return {
         "framework": named["framework"],
         "model": name_model(str(named["model"])),
         "data": name_data(str(named["data"])),
         "settings": to_plain(settings),
-        "checks": checks,
+        "checks": None if options.checks is None else list(options.checks),
     }
 
 

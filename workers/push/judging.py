@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from checks.check import Check
@@ -16,10 +15,9 @@ from checks.spec import RunSpec
 from workers.execution import TITLES
 from workers.frameworks.requests import check_request, default_settings
 from workers.planner import Plan
+from workers.push.naming import check_framework
 from workers.request import ValidationRequest
 from workers.settings import parse_settings
-
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}", re.ASCII)
 
 
 def build_pushed_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...]]:
@@ -30,9 +28,7 @@ def build_pushed_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check,
     Raises:
         BadRequest: naming the field, what was found, and the remedy.
     """
-    if not NAME.fullmatch(request.framework):
-        found = f"{request.framework[:60]!r} is no name of a framework"
-        raise BadRequest("framework", found, "write it in small letters, as its package is called")
+    check_framework(request.framework)
     checks = find_checks(request.checks)
     data, model = resolve_data(request.data), resolve_model(request.model)
     usual = [f"{name}={value}" for name, value in default_settings(model.family).items()]

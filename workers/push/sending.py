@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from checks.errors import BadRequest, CaptureError
-from workers.client import Client, Refused, RefusedFields, ServerError
+from workers.client import FORBIDDEN, Client, Refused, RefusedFields, ServerError, refuse_token
 from workers.push.directory import LocalFile
 
 MOST_BEGINNINGS = 3
@@ -133,7 +133,9 @@ def _changed(file: LocalFile) -> CaptureError:
 
 
 def _as_bad_request(refused: Refused, files: Sequence[LocalFile]) -> BadRequest:
-    """The server's sentence, with the file that it numbers under its name."""
+    """The server's sentence, with the file that it numbers under its name; what the token may not is of no file."""
+    if refused.code == FORBIDDEN:
+        return refuse_token(refused)
     sentence = str(refused).splitlines()[0] if isinstance(refused, RefusedFields) else str(refused)
     for number, file in enumerate(files):
         sentence = sentence.replace(f"files.{number}.", f"{file.path.name} ")
