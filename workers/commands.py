@@ -33,6 +33,7 @@ from workers.settings import parse_settings
 
 if TYPE_CHECKING:
     from checks.captures.compare import CaptureComparison, TensorComparison
+    from checks.captures.records import Missing
     from workers.launchers.base import Launcher
 
 ROWS_SHOWN = 20
@@ -223,29 +224,46 @@ def _print_comparison(comparison: CaptureComparison, console: Console) -> None:
     differing = sorted(comparison.differing, key=lambda row: row.relative, reverse=True)
     console.print(Text(f"{len(comparison.rows)} tensors compared, {len(differing)} differ", style="bold"))
     if comparison.first is not None:
-        console.print(Text(f"first to differ in the order of the step: {_name_row(comparison.first)}"))
+        first = _name_row(comparison.first, ranks=comparison.ranks)
+        console.print(Text(f"first to differ in the order of the step: {first}"))
     if differing:
         table = Table("tensor", "‖a − b‖ / ‖b‖", "scale", "cosine", pad_edge=False)
         for row in differing[:ROWS_SHOWN]:
             numbers = (format_number(value) for value in (row.relative, row.scale, row.cosine))
-            table.add_row(Text(_name_row(row), overflow="fold"), *(Text(number) for number in numbers))
+            name = _name_row(row, ranks=comparison.ranks)
+            table.add_row(Text(name, overflow="fold"), *(Text(number) for number in numbers))
         console.print(table)
     if len(differing) > ROWS_SHOWN:
         console.print(Text(f"and {len(differing) - ROWS_SHOWN} more; --json writes them all"))
     for row in comparison.rows:
         if row.reason is not None:
-            console.print(Text(f"not comparable: {_name_row(row)}: {row.reason}"))
+            console.print(Text(f"not comparable: {_name_row(row, ranks=comparison.ranks)}: {row.reason}"))
     for name, ours, theirs in comparison.settings:
         console.print(Text(f"setting {name}: {ours!r} and {theirs!r}"))
     for side, names in (("first", comparison.only_a), ("second", comparison.only_b)):
         if names:
             console.print(Text(f"only in the {side} capture: {len(names)}, such as {names[0]}"))
+    for side, notes in (("first", comparison.missing_a), ("second", comparison.missing_b)):
+        if notes:
+            console.print(Text(f"missing in the {side} capture: {_name_missing(notes)}"))
+    if comparison.exit_codes[0] != comparison.exit_codes[1]:
+        console.print(Text("the commands ended with the exit codes {} and {}".format(*comparison.exit_codes)))
 
 
-def _name_row(row: TensorComparison) -> str:
+def _name_missing(notes: Sequence[Missing]) -> str:
+    first = notes[0]
+    place = [f"step {first.step}"] if first.step is not None else []
+    place += [f"rank {first.rank}"] if first.rank is not None else []
+    where = f" ({' of '.join(place)})" if place else ""
+    return f"{len(notes)}, such as {first.what}{where}: {first.why}"
+
+
+def _name_row(row: TensorComparison, *, ranks: int) -> str:
+    from checks.captures.compare import name_place
+
     field = "" if row.field is None else f".{row.field}"
     batch = "" if row.micro_batch is None else f", micro-batch {row.micro_batch}"
-    return f"{row.kind} {row.name}{field} (step {row.step}{batch})"
+    return f"{row.kind} {row.name}{field} ({name_place(row.kind, row.step, row.rank, ranks=ranks)}{batch})"
 
 
 def _describe_comparison(comparison: CaptureComparison) -> dict[str, Any]:
@@ -262,4 +280,7 @@ def _describe_comparison(comparison: CaptureComparison) -> dict[str, Any]:
         "only_a": list(comparison.only_a),
         "only_b": list(comparison.only_b),
         "settings": [{"name": name, "a": to_plain(a), "b": to_plain(b)} for name, a, b in comparison.settings],
+        "missing_a": [to_plain(note) for note in comparison.missing_a],
+        "missing_b": [to_plain(note) for note in comparison.missing_b],
+        "exit_codes": list(comparison.exit_codes),
     }

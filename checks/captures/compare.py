@@ -5,32 +5,45 @@ not judge.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from checks.captures.capture import Capture, TensorRecord
+from checks.captures.compared_settings import Setting, compare_settings
 from checks.captures.files import StoredTensor, stream
+from checks.captures.records import Missing
 from checks.errors import CaptureError
 
 CHUNK_ELEMENTS = 1 << 17
 """1 MB a buffer in float64, so that two fit the cache; peak memory does not depend on the tensors' size."""
 
 KINDS = (
+    "probe",
+    "rollout",
     "batch",
+    "loss_input",
     "target",
     "token_loss",
+    "next_token",
     "score",
     "parameter_before",
+    "module_input",
+    "router",
     "module_output",
+    "module_output_gradient",
     "gradient",
     "gradient_clipped",
     "optimizer_state_before",
     "optimizer_state",
     "parameter_after",
+    "probe_after",
 )
 """In the order in which a step produces them, so that the first difference is the earliest."""
+
+KINDS_OF_NO_STEP = ("checkpoint", "checkpoint_state", "export")
+"""What is read when the command has ended; their `step` is the place of the checkpoint, or 0."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class TensorComparison:
     representation: str | None
     moments: Moments | None
     reason: str | None = None
+    rank: int = 0
 
     @property
     def relative(self) -> float:
@@ -80,13 +94,18 @@ class TensorComparison:
 
 @dataclass(frozen=True)
 class CaptureComparison:
-    """`rows` in the order of the step; `only_a`, `only_b`: tensors that one side lacks."""
+    """`rows` in the order of the step; `only_a`, `only_b`: ranks, steps and tensors that one side lacks."""
 
     rows: tuple[TensorComparison, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    settings: tuple[tuple[str, object, object], ...]
-    """scalar settings of optimizer and clipping that differ: (name, a, b)"""
+    settings: tuple[Setting, ...]
+    """scalar settings of optimizer, clipping and modules that differ: (name, a, b)"""
+    missing_a: tuple[Missing, ...] = ()
+    missing_b: tuple[Missing, ...] = ()
+    exit_codes: tuple[int | None, int | None] = (None, None)
+    ranks: int = 1
+    """the most that either capture holds"""
 
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
@@ -99,46 +118,104 @@ class CaptureComparison:
 
     @property
     def equal(self) -> bool:
-        """Everything both hold is equal, and neither holds more."""
+        """Everything both hold is equal, and neither holds more or ended otherwise."""
+        lacking = [{(note.rank, note.step, note.what) for note in each} for each in (self.missing_a, self.missing_b)]
+        alike = lacking[0] == lacking[1] and self.exit_codes[0] == self.exit_codes[1] and not self.settings
         complete = not self.only_a and not self.only_b and all(row.reason is None for row in self.rows)
-        return complete and not self.differing and bool(self.rows)
+        return alike and complete and not self.differing and bool(self.rows)
+
+
+Place = tuple[int, int]
+"""(step, rank)"""
 
 
 def compare_captures(
     a: Capture, b: Capture, *, on_progress: Callable[[str], None] = lambda name: None
 ) -> CaptureComparison:
-    """Compare what two captures have in common, by step, rank 0, kind and canonical name.
+    """Compare what two captures have in common, by step, kind, rank and canonical name.
 
     Raises:
         CaptureError: one holds no step, or they have none in common.
     """
-    steps = sorted(set(a.steps) & set(b.steps))
-    for capture in (a, b):
-        if not capture.steps:
+    places = _find_common(a, b)
+    ranks = max(len(a.ranks), len(b.ranks))
+    rows: list[TensorComparison] = []
+    only_a, only_b = _find_lacking(a, b), _find_lacking(b, a)
+    for step, kind, rank in _order(a, b, places):
+        where = name_place(kind, step, rank, ranks=ranks)
+        ours, theirs = _keyed(a, step, kind, rank), _keyed(b, step, kind, rank)
+        only_a += [f"{where}, {kind} {_label(key)}" for key in ours.keys() - theirs.keys()]
+        only_b += [f"{where}, {kind} {_label(key)}" for key in theirs.keys() - ours.keys()]
+        for key, record in ours.items():
+            if key in theirs:
+                on_progress(f"{where}, {kind} {record.name}")
+                rows.append(replace(_compare_parts(record, theirs[key], step=step), rank=rank))
+    return CaptureComparison(
+        rows=tuple(rows),
+        only_a=tuple(sorted(only_a)),
+        only_b=tuple(sorted(only_b)),
+        settings=compare_settings(a, b, places, ranks=ranks > 1),
+        missing_a=a.missing,
+        missing_b=b.missing,
+        exit_codes=(a.manifest.get("exit_code"), b.manifest.get("exit_code")),
+        ranks=ranks,
+    )
+
+
+def name_place(kind: str, step: int, rank: int, *, ranks: int) -> str:
+    """Where a tensor was recorded; the rank is named where there are several."""
+    if kind in KINDS_OF_NO_STEP:
+        return "export" if kind == "export" else f"checkpoint {step}"
+    return f"step {step} of rank {rank}" if ranks > 1 else f"step {step}"
+
+
+def _find_common(a: Capture, b: Capture) -> list[Place]:
+    places = [{(step, rank) for rank, steps in each.records.items() for step in steps} for each in (a, b)]
+    for capture, held in zip((a, b), places, strict=True):
+        if not held:
             why = "; ".join(dict.fromkeys(note.why for note in capture.missing)) or "its manifest does not say why"
             raise CaptureError(str(capture.path), f"holds no recorded step ({why})", "record it again")
-    if not steps:
-        found = f"holds steps {list(b.steps)}, {a.path} holds {list(a.steps)}"
-        raise CaptureError(str(b.path), found, "record both with the same --steps")
-    rows = []
-    only_a, only_b = (
-        [f"step {step}, all of it" for step in sorted(set(one.steps) - set(other.steps))]
-        for one, other in ((a, b), (b, a))
-    )
-    for step in steps:
-        for kind in KINDS:
-            ours, theirs = _keyed(a, step, kind), _keyed(b, step, kind)
-            for key in ours.keys() | theirs.keys():
-                label = f"step {step}, {kind} {_label(key)}"
-                if key not in theirs:
-                    only_a.append(label)
-                elif key not in ours:
-                    only_b.append(label)
-            for key, record in ours.items():
-                if key in theirs:
-                    on_progress(f"step {step}, {kind} {record.name}")
-                    rows.append(compare_tensors(record, theirs[key], step=step))
-    return CaptureComparison(tuple(rows), tuple(sorted(only_a)), tuple(sorted(only_b)), tuple(_settings(a, b, steps)))
+    if not places[0] & places[1]:
+        ours, theirs = (_describe_steps(each, held) for each, held in zip((a, b), places, strict=True))
+        raise CaptureError(
+            str(b.path), f"holds steps {theirs}, {a.path} holds {ours}", "record both with the same --steps"
+        )
+    return sorted(places[0] & places[1])
+
+
+def _describe_steps(capture: Capture, held: set[Place]) -> str:
+    steps = str(sorted({step for step, _ in held}))
+    return steps if capture.ranks == (0,) else f"{steps} of ranks {sorted({rank for _, rank in held})}"
+
+
+def _find_lacking(one: Capture, other: Capture) -> list[str]:
+    """Ranks and steps that the first alone holds."""
+    ranks = [rank for rank, steps in one.records.items() if steps]
+    there = {step for steps in other.records.values() for step in steps}
+    lacking = [f"step {step}, all of it" for step in sorted({s for rank in ranks for s in one.records[rank]} - there)]
+    for rank in ranks:
+        theirs = other.records.get(rank) or {}
+        if not theirs:
+            lacking.append(f"rank {rank}, all of it")
+            continue
+        steps = sorted(set(one.records[rank]) & there - set(theirs))
+        lacking += [f"step {step} of rank {rank}, all of it" for step in steps]
+    return lacking
+
+
+def _order(a: Capture, b: Capture, places: Iterable[Place]) -> Iterator[tuple[int, str, int]]:
+    """(step, kind, rank) of what there is to compare, in the order in which it came to be."""
+    held = {
+        (int(entry["step"]), str(entry["kind"]), int(entry["rank"]))
+        for capture in (a, b)
+        for entry in capture.manifest["tensors"]
+    }
+    kinds = (*KINDS, *sorted({kind for _, kind, _ in held} - {*KINDS, *KINDS_OF_NO_STEP}))
+    common = set(places)
+    for step in sorted({step for step, _ in common}):
+        for kind in kinds:
+            yield from sorted(key for key in held if key[:2] == (step, kind) and (key[0], key[2]) in common)
+    yield from sorted((key for key in held if key[1] in KINDS_OF_NO_STEP), key=lambda key: (key[1], key[0], key[2]))
 
 
 def stream_moments(a: StoredTensor, b: StoredTensor, *, elements: int = CHUNK_ELEMENTS) -> Moments:
@@ -165,8 +242,8 @@ def measure_moments(a: torch.Tensor, b: torch.Tensor) -> Moments:
 Key = tuple[str, str | None, int | None]
 
 
-def _keyed(capture: Capture, step: int, kind: str) -> Mapping[Key, TensorRecord]:
-    records = capture.all_tensors(step, kind)
+def _keyed(capture: Capture, step: int, kind: str, rank: int) -> Mapping[Key, TensorRecord]:
+    records = capture.all_tensors(step, kind, rank=rank)
     return {(record.name, record.field, record.micro_batch): record for record in records}
 
 
@@ -174,6 +251,14 @@ def _label(key: Key) -> str:
     name, field, micro_batch = key
     shown = name if field is None else f"{name} ({field})"
     return shown if micro_batch is None else f"{shown} of micro-batch {micro_batch}"
+
+
+def _compare_parts(a: TensorRecord, b: TensorRecord, *, step: int) -> TensorComparison:
+    """Compare what one rank holds of a tensor: another part of it may hold the same values, and is another part."""
+    if a.global_shape == b.global_shape and a.where != b.where:
+        reason = f"slices differ: {a.where} and {b.where}"
+        return TensorComparison(step, a.kind, a.name, a.field, a.micro_batch, None, None, reason)
+    return compare_tensors(a, b, step=step)
 
 
 def compare_tensors(a: TensorRecord, b: TensorRecord, *, step: int) -> TensorComparison:
@@ -191,31 +276,3 @@ def compare_tensors(a: TensorRecord, b: TensorRecord, *, step: int) -> TensorCom
         if left is not None and right is not None and left.numel() == right.numel():
             return TensorComparison(*common, representation, measure_moments(left, right))
     return TensorComparison(*common, None, None, "no representation in common")
-
-
-def _settings(a: Capture, b: Capture, steps: list[int]) -> Iterator[tuple[str, object, object]]:
-    for step in steps:
-        ours, theirs = a.step(step), b.step(step)
-        pairs: list[tuple[str, object, object]] = [
-            (f"step {step}: optimizer", ours.optimizer.name, theirs.optimizer.name),
-            (f"step {step}: micro-batches", len(ours.micro_batches), len(theirs.micro_batches)),
-            (f"step {step}: clip max_norm", [c.max_norm for c in ours.clips], [c.max_norm for c in theirs.clips]),
-        ]
-        for index, (left, right) in enumerate(zip(ours.optimizer.groups, theirs.optimizer.groups, strict=False)):
-            for setting in sorted(left.settings.keys() | right.settings.keys()):
-                name = f"step {step}: {setting} of group {index}"
-                pairs.append((name, left.settings.get(setting), right.settings.get(setting)))
-        for path in sorted(ours.scalars.keys() & theirs.scalars.keys()):
-            left_scalars, right_scalars = _flat(ours.scalars[path]), _flat(theirs.scalars[path])
-            for attribute in sorted(left_scalars.keys() & right_scalars.keys()):
-                pairs.append((f"step {step}: {path}.{attribute}", left_scalars[attribute], right_scalars[attribute]))
-        yield from (pair for pair in pairs if pair[1] != pair[2])
-
-
-def _flat(scalars: Mapping[str, object]) -> dict[str, object]:
-    """A module's settings with those of its config beside them; where the model was read from is no setting."""
-    flat = {name: value for name, value in scalars.items() if name not in ("config", "name_or_path")}
-    config = scalars.get("config")
-    if isinstance(config, Mapping):
-        flat |= {f"config.{name}": value for name, value in config.items() if not name.startswith("_")}
-    return flat

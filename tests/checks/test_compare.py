@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from checks.captures.compare import CHUNK_ELEMENTS, KINDS, TensorComparison, com
 from checks.captures.files import StoredTensor
 from checks.errors import CaptureError
 from tests.checks.conftest import Editor, Recording
+from tests.parallel.making import Held, RankPart, cut, make_capture
+from tests.recorded.packing import ROOT
 
 NORM = "model.norm.weight"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -203,6 +206,115 @@ def test_a_step_that_one_capture_lacks_is_a_difference_and_no_step_at_all_has_it
     editing.manifest["missing"] = [{"rank": 0, "step": None, "what": "step", "why": "4 optimizer steps were taken"}]
     with pytest.raises(CaptureError, match=r"holds no recorded step \(4 optimizer steps were taken\); record it again"):
         compare_captures(run, editing.save())
+
+
+WEIGHT = torch.arange(32.0).reshape(8, 4)
+
+
+def make_ranks(directory: Path, second: torch.Tensor = WEIGHT, *, steps: tuple[int, ...] = (1, 3)) -> Capture:
+    """Two ranks, each with its half of a weight's gradient and all of a norm's."""
+    return make_capture(directory, [make_rank(0), make_rank(1, second, steps=steps)])
+
+
+def make_rank(rank: int, weight: torch.Tensor = WEIGHT, *, steps: tuple[int, ...] = (1, 3)) -> RankPart:
+    half = cut(weight, "proj.weight", [(4 * rank, 4 * rank + 4), (0, 4)])
+    return RankPart(rank, (half, Held("norm.weight", torch.ones(4))), steps=steps)
+
+
+def test_every_rank_is_compared_with_the_same_of_the_other(tmp_path: Path) -> None:
+    a = make_ranks(tmp_path / "a")
+    found = compare_captures(a, make_ranks(tmp_path / "b"))
+    assert (found.equal, found.ranks) == (True, 2)
+    assert [(row.step, row.rank) for row in found.rows] == [
+        (step, rank) for step in (1, 3) for rank in (0, 1) for _ in range(2)
+    ]
+    zeroed = compare_captures(a, make_ranks(tmp_path / "c", torch.zeros_like(WEIGHT)))
+    assert not zeroed.equal
+    assert [(row.step, row.rank, row.name) for row in zeroed.differing] == [
+        (1, 1, "proj.weight"),
+        (3, 1, "proj.weight"),
+    ]
+
+
+def test_a_zeroed_rank_of_a_recorded_run_of_two_is_a_difference(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with tarfile.open(ROOT / "automodel" / "tp2_default_plan.tar.xz") as archive:
+            archive.extractall(tmp_path / name, filter="data")
+    a, b = (open_capture(tmp_path / name / "run") for name in ("a", "b"))
+    found = compare_captures(a, b)
+    assert (found.equal, {row.rank for row in found.rows}) == (True, {0, 1})
+    held = {record.file for record in b.tensors(1, "gradient", rank=1)[NORM].representations.values()}
+    (file,) = held
+    content = file.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    file.write_bytes(content[:header] + bytes(len(content) - header))
+    zeroed = compare_captures(a, open_capture(b.path))
+    assert not zeroed.equal
+    assert {row.rank for row in zeroed.differing} == {1}
+    assert {row.kind for row in zeroed.differing} >= {"batch", "token_loss", "gradient"}
+
+
+def test_ranks_and_their_steps_that_one_side_lacks_are_listed(tmp_path: Path) -> None:
+    a = make_ranks(tmp_path / "a")
+    alone = make_capture(tmp_path / "alone", [make_rank(0)])
+    found = compare_captures(a, alone)
+    assert (found.only_a, found.only_b, found.equal) == (("rank 1, all of it",), (), False)
+    assert compare_captures(alone, a).only_b == ("rank 1, all of it",)
+    short = compare_captures(a, make_ranks(tmp_path / "short", steps=(1,)))
+    assert (short.only_a, short.equal) == (("step 3 of rank 1, all of it",), False)
+    less = make_capture(tmp_path / "less", [make_rank(0), RankPart(1, make_rank(1).tensors[:1], steps=(1, 3))])
+    lacking = compare_captures(a, less)
+    assert lacking.only_a == tuple(f"step {step} of rank 1, gradient norm.weight" for step in (1, 3))
+    other = make_capture(tmp_path / "other", [make_rank(1)])
+    with pytest.raises(CaptureError, match=r"holds steps \[1, 3\] of ranks \[1\], .*alone holds \[1, 3\]; record"):
+        compare_captures(alone, other)
+
+
+def test_another_part_of_a_tensor_is_not_comparable_whatever_its_values(tmp_path: Path) -> None:
+    same = torch.ones(8, 4)
+    a = make_capture(tmp_path / "a", [RankPart(0, (cut(same, "proj.weight", [(0, 4), (0, 4)]),))])
+    b = make_capture(tmp_path / "b", [RankPart(0, (cut(same, "proj.weight", [(4, 8), (0, 4)]),))])
+    (row,) = compare_captures(a, b).rows
+    assert row.reason == "slices differ: ((0, 4), (0, 4)) and ((4, 8), (0, 4))"
+    whole = make_capture(tmp_path / "whole", [RankPart(0, (Held("proj.weight", same),))])
+    assert compare_captures(a, whole).equal is False
+
+
+def test_settings_of_a_rank_that_differ_are_told_with_it(tmp_path: Path) -> None:
+    a, manifest = make_ranks(tmp_path / "a"), dict(make_ranks(tmp_path / "b").manifest)
+    for step in manifest["ranks"][1]["steps"]:
+        step["optimizer"]["class"] = "AdamW"
+    found = compare_captures(a, Capture(tmp_path / "b", manifest))
+    assert found.settings == (
+        ("step 1 of rank 1: optimizer", "SGD", "AdamW"),
+        ("step 3 of rank 1: optimizer", "SGD", "AdamW"),
+    )
+    assert (found.differing, found.equal) == ((), False)
+
+
+def test_another_ending_and_what_one_side_misses_are_not_equal(tmp_path: Path) -> None:
+    note = {"rank": 1, "step": 5, "what": "step", "why": "the command ended before this step was recorded"}
+    a = make_ranks(tmp_path / "a")
+    ranks = [make_rank(0), make_rank(1)]
+    noted, again = (make_capture(tmp_path / name, ranks, missing=[note]) for name in ("noted", "again"))
+    found = compare_captures(a, noted)
+    assert ([each.why for each in found.missing_b], found.missing_a, found.equal) == ([note["why"]], (), False)
+    assert compare_captures(noted, again).equal
+    found = compare_captures(a, Capture(a.path, {**a.manifest, "exit_code": 1}))
+    assert (found.exit_codes, found.equal) == ((None, 1), False)
+
+
+def test_tensors_of_every_kind_are_compared(tmp_path: Path) -> None:
+    kinds = ("loss_input", "rollout", "router", "probe_after", "checkpoint", "export", "of a later recorder")
+
+    def make(name: str, value: float) -> Capture:
+        tensors = tuple(Held("x", torch.full((4,), value), kind=kind) for kind in kinds)
+        return make_capture(tmp_path / name, [RankPart(0, tensors)])
+
+    found = compare_captures(make("a", 1.0), make("b", 2.0))
+    assert {row.kind for row in found.differing} == set(kinds)
+    assert [row.kind for row in found.rows][-2:] == ["checkpoint", "export"]
+    assert compare_captures(make("c", 1.0), make("d", 1.0)).equal
 
 
 @settings(deadline=None, max_examples=15)

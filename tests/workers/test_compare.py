@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.parallel.making import Held, RankPart, make_capture
 from workers import cli
 from workers.frameworks.interpreter import framework_python
 
@@ -72,3 +75,28 @@ def test_the_table_is_sorted_by_size_of_the_difference(
     shown = [float(row[2]) for row in rows if row[2].strip()]
     assert len(shown) > 3
     assert shown == sorted(shown, reverse=True)
+
+
+def test_a_difference_of_another_rank_is_code_1_and_named_with_its_rank(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def make(name: str, *values: float, **options: Any) -> str:
+        ranks = [RankPart(rank, (Held("norm", torch.full((4,), value)),)) for rank, value in enumerate(values)]
+        make_capture(tmp_path / name, ranks, **options)
+        return str(tmp_path / name)
+
+    a, copy = make("a", 1.0, 2.0), make("copy", 1.0, 2.0)
+    assert cli.main(["compare", a, copy]) == 0
+    assert capsys.readouterr().out == "2 tensors compared, 0 differ\n"
+    assert cli.main(["compare", a, make("zeroed", 1.0, 0.0), "--json", str(tmp_path / "c.json")]) == 1
+    assert "first to differ in the order of the step: gradient norm (step 1 of rank 1)\n" in capsys.readouterr().out
+    assert [row["rank"] for row in json.loads((tmp_path / "c.json").read_text())["rows"]] == [0, 1]
+    note = {"rank": 1, "step": 1, "what": "step", "why": "its process ended before it had recorded one"}
+    assert cli.main(["compare", a, make("alone", 1.0, missing=[note])]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "only in the first capture: 1, such as rank 1, all of it" in out
+    assert f"missing in the second capture: 1, such as step (step 1 of rank 1): {note['why']}" in out
+    manifest = tmp_path / "copy" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "exit_code": 1}))
+    assert cli.main(["compare", a, copy]) == 1
+    assert "the commands ended with the exit codes None and 1\n" in capsys.readouterr().out
