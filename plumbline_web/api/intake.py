@@ -127,6 +127,7 @@ def _store(upload: Upload, *, by: User) -> Capture:
         for file in _list_tensor_files(upload):
             _read_header(file)
         recorded = open_capture(upload.content)
+        _check_recorded(recorded.manifest["files"], upload)
         steps = list(recorded.steps)
         for step in steps:
             recorded.all_tensors(step, "batch")  # reads every entry of the manifest against the headers
@@ -153,6 +154,16 @@ def _store(upload: Upload, *, by: User) -> Capture:
 
 def _list_tensor_files(upload: Upload) -> Iterator[Path]:
     return (upload.content / file.name for file in upload.files if file.name != MANIFEST)
+
+
+def _check_recorded(stated: Sequence[Mapping[str, object]], upload: Upload) -> None:
+    """What was announced is the sender's copy; the manifest's digests are those of the recorder."""
+    sent = {file.name: file.sha256 for file in upload.files}
+    for entry in stated:
+        name = str(entry["path"])
+        if entry.get("sha256") and entry["sha256"] != sent.get(name):
+            found = "is not what was recorded (its sha256 differs from the manifest's)"
+            raise CaptureError(name, found, "copy the capture again")
 
 
 def _read_header(file: Path) -> None:

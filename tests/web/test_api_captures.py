@@ -99,6 +99,22 @@ def whole() -> dict[str, bytes]:
     return {"manifest.json": manifest(), TENSORS: safetensors()}
 
 
+def test_a_file_that_is_not_the_recorded_one_makes_no_capture(
+    client: Client, user: User, headers: dict[str, str]
+) -> None:
+    tensors = safetensors()
+    entry = {"path": TENSORS, "rank": 0, "step": 1, "bytes": len(tensors)}
+    recorded = entry | {"sha256": hashlib.sha256(tensors).hexdigest()}
+    other = entry | {"sha256": hashlib.sha256(tensors[:-1]).hexdigest()}
+    refused = push(client, headers, {"manifest.json": manifest(files=[other]), TENSORS: tensors})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == (
+        f"This is no capture that can be read: {TENSORS}: is not what was recorded (its sha256 differs from the "
+        "manifest's); copy the capture again."
+    )
+    assert push(client, headers, {"manifest.json": manifest(files=[recorded]), TENSORS: tensors}).status_code == 201
+
+
 def test_an_upload_in_pieces_becomes_a_capture(client: Client, user: User, headers: dict[str, str]) -> None:
     files = whole()
     upload = announce(client, headers, files).json()

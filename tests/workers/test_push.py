@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import signal
@@ -329,6 +330,25 @@ def test_a_directory_that_is_no_whole_capture_is_refused_here(capture: Path, cha
     change(capture)
     with pytest.raises((BadRequest, CaptureError), match=sentence):
         read_directory(capture)
+
+
+def test_a_file_that_was_damaged_on_its_way_is_refused_before_anything_is_sent(
+    server: LiveServer, capture: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((capture / "manifest.json").read_text())
+    document["files"][0]["sha256"] = hashlib.sha256((capture / TENSORS).read_bytes()).hexdigest()
+    (capture / "manifest.json").write_text(json.dumps(document))
+    assert run(capsys, str(capture), *ASKED)[0] == 0
+    content = bytearray((capture / TENSORS).read_bytes())
+    content[-1] ^= 1
+    (capture / TENSORS).write_bytes(content)
+    code, said = run(capsys, str(capture), *ASKED)
+    assert (code, Capture.objects.count()) == (3, 1)
+    assert said.endswith(
+        f"plumbline: {capture / TENSORS}: is not what was recorded (its sha256 differs from the manifest's); "
+        "copy the capture again.\n"
+    )
+    assert len([path for path in (data / "uploads").iterdir() if path.is_dir()]) == 1
 
 
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:

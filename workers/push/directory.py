@@ -43,6 +43,8 @@ class CaptureDirectory:
     left_out: tuple[str, ...]
     """names of what else lies there"""
     manifest: Mapping[str, Any]
+    digests: Mapping[str, str]
+    """name → SHA-256 that the manifest states"""
 
 
 def read_directory(path: Path) -> CaptureDirectory:
@@ -60,7 +62,8 @@ def read_directory(path: Path) -> CaptureDirectory:
     try:
         manifest: Any = json.loads(manifest_file.read_bytes())
         sizes = {str(entry["path"]): int(entry["bytes"]) for entry in manifest["files"]}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        digests = {str(entry["path"]): str(entry["sha256"]) for entry in manifest["files"] if entry.get("sha256")}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CaptureError(str(manifest_file), "is not the manifest of a capture", RECORD_AGAIN) from error
     for name, size in sizes.items():
         _check_file(path, name, size)
@@ -71,6 +74,7 @@ def read_directory(path: Path) -> CaptureDirectory:
         files=files,
         left_out=tuple(sorted(file.name for file in path.iterdir() if file not in files)),
         manifest=manifest,
+        digests=digests,
     )
 
 
@@ -89,8 +93,17 @@ def _check_file(path: Path, name: str, size: int) -> None:
 
 
 def hash_files(directory: CaptureDirectory, *, on_bytes: Callable[[str, int], None]) -> tuple[LocalFile, ...]:
-    """Size and SHA-256 of every file. `on_bytes` is told the name and the bytes that were read of it since."""
-    return tuple(_hash_file(file, on_bytes) for file in directory.files)
+    """Size and SHA-256 of every file. `on_bytes` is told the name and the bytes that were read of it since.
+
+    Raises:
+        CaptureError: a file cannot be read, or is not the one whose SHA-256 the manifest states.
+    """
+    files = tuple(_hash_file(file, on_bytes) for file in directory.files)
+    for file in files:
+        if directory.digests.get(file.path.name, file.sha256) != file.sha256:
+            found = "is not what was recorded (its sha256 differs from the manifest's)"
+            raise CaptureError(str(file.path), found, "copy the capture again")
+    return files
 
 
 def _hash_file(file: Path, on_bytes: Callable[[str, int], None]) -> LocalFile:
