@@ -1,4 +1,4 @@
-"""The two ways in which input can be wrong: what was asked, and what was recorded."""
+"""The ways in which input can be wrong: what was asked, what was recorded, and what was not."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ class CaptureError(ValueError):
         self.file = file
         self.found = found
         self.remedy = remedy
+
+
+class NotRecorded(ValueError):
+    """A tensor of which a capture holds too little to be compared: the check that needs it is inconclusive.
+
+    `str()` is that verdict's sentence.
+    """
+
+    def __init__(self, name: str, found: str) -> None:
+        super().__init__(f"{name} was recorded {found}; record the capture again with `plumbline-capture run`")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from checks.architecture.step_loss import forward_differs
 from checks.check import Check, inconclusive
 from checks.convergence.convergence_curve import leave_to_single_steps
+from checks.errors import NotRecorded
 from checks.material import Material
 from checks.verdict import Status, Verdict
 from workers.frameworks.shims import name_stand_ins
@@ -46,6 +47,8 @@ def _judge(check: Check, material: Material) -> Verdict:
             verdict = inconclusive(check.name, material.extra_ranks)
         else:
             verdict = check.judge(material)
+    except NotRecorded as error:
+        verdict = inconclusive(check.name, str(error))
     except Exception as error:  # an error verdict keeps the other checks' answers
         sentence = f"Plumbline's judge broke ({type(error).__name__}: {error}); report this with the JSON output"
         verdict = Verdict(check.name, Status.ERROR, sentence)

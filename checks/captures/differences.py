@@ -14,6 +14,7 @@ from plumbline_capture.sketch import row_norms, sketch
 
 from checks.captures.blocks import Blocks
 from checks.captures.capture import TensorRecord
+from checks.errors import NotRecorded
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def record_difference(record: TensorRecord, reference: Projection) -> Difference
     """Compare a recorded tensor with its reference, by the fullest representation that was recorded.
 
     Raises:
-        ValueError: shapes differ, or the record has neither `full` nor `sketch`.
+        NotRecorded: the record has neither `full` nor `sketch`.
+        ValueError: shapes differ.
     """
     expected = tuple(reference.full.shape) if reference.full is not None else None
     if expected is not None and record.global_shape != expected:
@@ -138,7 +140,7 @@ def record_difference(record: TensorRecord, reference: Projection) -> Difference
         return difference(full, reference)
     stored = record.read("sketch")
     if stored is None:
-        raise ValueError(f"{record.name} was recorded neither in full nor as a sketch")
+        raise NotRecorded(record.name, "neither in full nor as a sketch")
     return sketch_difference(stored, record.norm, record.read("row_norms"), reference)
 
 

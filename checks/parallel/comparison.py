@@ -11,6 +11,7 @@ import torch
 from checks.captures.blocks import WHOLE
 from checks.captures.capture import TensorRecord
 from checks.captures.differences import Difference, Projection, difference, project, sketch_difference
+from checks.errors import NotRecorded
 from checks.parallel.joining import RankBatch
 from checks.parallel.parts import part_error
 from checks.parallel.runs import Runs
@@ -144,7 +145,7 @@ def _project(record: TensorRecord) -> Projection:
         return project(record.name, full, WHOLE)
     sketch = record.read("sketch")
     if sketch is None:
-        raise ValueError(f"{record.name} was recorded neither in full nor as a sketch")
+        raise NotRecorded(record.name, "neither in full nor as a sketch")
     return Projection(record.name, WHOLE, None, sketch, record.norm, torch.empty(0, dtype=torch.float64))
 
 
@@ -154,6 +155,6 @@ def _difference(tensor: JoinedTensor, reference: Projection) -> Difference:
         return difference(full, reference)
     sketch = tensor.read("sketch")
     if sketch is None:
-        raise ValueError(f"{tensor.name} was recorded neither in full nor as a sketch by every rank")
+        raise NotRecorded(tensor.name, "neither in full nor as a sketch by every rank")
     norm = tensor.norm
     return sketch_difference(sketch, float(sketch.norm()) if math.isnan(norm) else norm, None, reference)

@@ -15,6 +15,7 @@ from checks.verdict import Status, Verdict
 from tests.checks.conftest import Editor
 from tests.checks.editing import Edit, first_reference, swap, swap_merged
 from tests.checks.exact import beside, exact_of
+from workers.judging import judge
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
@@ -138,3 +139,18 @@ def test_a_packed_runs_sketches_give_the_same_verdicts(packed: Material, edit: E
     sketched = swap(packed, edit(packed.capture).keep_sketches().save())
     for name in ("step.settings", "step.loss", "step.gradients", "step.update", "data.packing"):
         assert CHECKS[name].judge(packed).status is CHECKS[name].judge(sketched).status is Status.PASS
+
+
+def test_gradients_of_which_no_values_were_recorded_leave_their_checks_open(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture).keep_sketches()
+    for entry in editing.manifest["tensors"]:
+        if entry["kind"] == "gradient":
+            del entry["representations"]["sketch"]
+    verdicts = judge([CHECKS[name] for name in JUDGED], swap(healthy, editing.save()))
+    for name in ("step.gradients", "step.accumulation"):
+        assert verdicts[name].status is Status.INCONCLUSIVE
+    first = next(iter(first_reference(healthy).gradients))
+    assert verdicts["step.gradients"].sentence == (
+        f"{first} was recorded neither in full nor as a sketch; record the capture again with `plumbline-capture run`"
+    )
+    assert not [verdict.sentence for verdict in verdicts.values() if verdict.status is Status.ERROR]
