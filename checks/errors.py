@@ -27,10 +27,7 @@ class CaptureError(ValueError):
 
 
 class NotRecorded(ValueError):
-    """A tensor of which a capture holds too little to be compared: the check that needs it is inconclusive.
+    """A part of a capture that could be absent, and is: the check that needs it is inconclusive, in this sentence."""
 
-    `str()` is that verdict's sentence.
-    """
-
-    def __init__(self, name: str, found: str) -> None:
-        super().__init__(f"{name} was recorded {found}; record the capture again with `plumbline-capture run`")
+    def __init__(self, found: str) -> None:
+        super().__init__(f"{found}; record the capture again with `plumbline-capture run`")

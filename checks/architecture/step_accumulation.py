@@ -160,7 +160,7 @@ def compare_records(a: TensorRecord, b: TensorRecord) -> Difference:
         return difference(full_a, project(b.name, full_b, WHOLE))
     sketch_a, sketch_b = a.read("sketch"), b.read("sketch")
     if sketch_a is None or sketch_b is None:
-        raise NotRecorded(a.name, "as a sketch in neither or only one of the captures")
+        raise NotRecorded(f"{a.name} was recorded as a sketch in neither or only one of the captures")
     empty = torch.empty(0, dtype=torch.float64)
     return sketch_difference(sketch_a, a.norm, None, Projection(b.name, WHOLE, None, sketch_b, b.norm, empty))
 

@@ -84,10 +84,15 @@ class Capture:
     @cached_property
     def records(self) -> Mapping[int, Mapping[int, StepRecord]]:
         """rank → step → record"""
-        return {
-            int(rank["rank"]): {int(step["step"]): parse_step(step, file=str(self.path)) for step in rank["steps"]}
-            for rank in self.manifest["ranks"]
-        }
+        return {int(rank["rank"]): self._parse_steps(rank) for rank in self.manifest["ranks"]}
+
+    def _parse_steps(self, rank: Mapping[str, Any]) -> Mapping[int, StepRecord]:
+        found = {}
+        for step in rank["steps"]:
+            place = ((int(rank["rank"]), None), (int(step["step"]), None))
+            missing = tuple(note for note in self.missing if note.rank in place[0] and note.step in place[1])
+            found[int(step["step"])] = parse_step(step, file=str(self.path), missing=missing)
+        return found
 
     @cached_property
     def mesh(self) -> Mapping[int, Mapping[str, int]]:

@@ -28,12 +28,14 @@ def compare_settings(a: Capture, b: Capture, places: Iterable[tuple[int, int]], 
 
 def _settings(a: Capture, b: Capture, step: int, rank: int) -> Iterator[Setting]:
     ours, theirs = a.step(step, rank=rank), b.step(step, rank=rank)
+    left_optimizer, right_optimizer = ours.recorded_optimizer, theirs.recorded_optimizer
     pairs: list[Setting] = [
-        ("optimizer", ours.optimizer.name, theirs.optimizer.name),
+        ("optimizer", left_optimizer and left_optimizer.name, right_optimizer and right_optimizer.name),
         ("micro-batches", len(ours.micro_batches), len(theirs.micro_batches)),
         ("clip max_norm", [c.max_norm for c in ours.clips], [c.max_norm for c in theirs.clips]),
     ]
-    for index, (left, right) in enumerate(zip(ours.optimizer.groups, theirs.optimizer.groups, strict=False)):
+    groups = (optimizer.groups if optimizer else () for optimizer in (left_optimizer, right_optimizer))
+    for index, (left, right) in enumerate(zip(*groups, strict=False)):
         for setting in sorted(left.settings.keys() | right.settings.keys()):
             pairs.append((f"{setting} of group {index}", left.settings.get(setting), right.settings.get(setting)))
     for path in sorted(ours.scalars.keys() & theirs.scalars.keys()):

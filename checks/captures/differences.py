@@ -140,7 +140,7 @@ def record_difference(record: TensorRecord, reference: Projection) -> Difference
         return difference(full, reference)
     stored = record.read("sketch")
     if stored is None:
-        raise NotRecorded(record.name, "neither in full nor as a sketch")
+        raise NotRecorded(f"{record.name} was recorded neither in full nor as a sketch")
     return sketch_difference(stored, record.norm, record.read("row_norms"), reference)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from checks.errors import CaptureError
+from checks.errors import CaptureError, NotRecorded
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,41 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Everything scalar that was recorded of one optimizer step on one rank."""
+    """Everything scalar that was recorded of one optimizer step on one rank; `missing`: the notes that concern it."""
 
     step: int
-    model: ModelRecord
+    recorded_model: ModelRecord | None
     scalars: Mapping[str, Mapping[str, Any]]
     trainable: tuple[str, ...]
     frozen: tuple[str, ...]
     micro_batches: tuple[MicroBatchRecord, ...]
     clips: tuple[ClipRecord, ...]
-    optimizer: OptimizerRecord
+    recorded_optimizer: OptimizerRecord | None
     rng: Mapping[str, str | None] = field(default_factory=dict)
     """generator → SHA-256 of its state when the first forward begins, None where it is not in use"""
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def model(self) -> ModelRecord:
+        """Raises NotRecorded where it is null."""
+        if self.recorded_model is None:
+            raise self._lacks("model")
+        return self.recorded_model
+
+    @property
+    def optimizer(self) -> OptimizerRecord:
+        """Raises NotRecorded where it is null."""
+        if self.recorded_optimizer is None:
+            raise self._lacks("optimizer")
+        return self.recorded_optimizer
+
+    def _lacks(self, what: str) -> NotRecorded:
+        why = next((note.why for note in self.missing if note.what == what), "the manifest does not say why")
+        return NotRecorded(f"the {what} of step {self.step} was not recorded ({why})")
 
 
-def parse_step(raw: Mapping[str, Any], *, file: str) -> StepRecord:
-    """Read one step record of a manifest.
+def parse_step(raw: Mapping[str, Any], *, file: str, missing: tuple[Missing, ...] = ()) -> StepRecord:
+    """Read one step record of a manifest; `model` and `optimizer` are null where they could not be recorded.
 
     Raises:
         CaptureError: a field is missing or of the wrong kind.
@@ -119,14 +138,15 @@ def parse_step(raw: Mapping[str, Any], *, file: str) -> StepRecord:
     try:
         return StepRecord(
             step=int(raw["step"]),
-            model=_model(raw["model"]),
+            recorded_model=None if raw["model"] is None else _model(raw["model"]),
             scalars=raw["scalars"],
             trainable=tuple(raw["trainable"]),
             frozen=tuple(raw["frozen"]),
             micro_batches=tuple(_micro_batch(micro) for micro in raw["micro_batches"]),
             clips=tuple(_clip(clip) for clip in raw["clips"]),
-            optimizer=_optimizer(raw["optimizer"]),
+            recorded_optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
             rng=raw.get("rng") or {},
+            missing=missing,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         found = f"has a step record without a valid {error}"

@@ -145,7 +145,7 @@ def _project(record: TensorRecord) -> Projection:
         return project(record.name, full, WHOLE)
     sketch = record.read("sketch")
     if sketch is None:
-        raise NotRecorded(record.name, "neither in full nor as a sketch")
+        raise NotRecorded(f"{record.name} was recorded neither in full nor as a sketch")
     return Projection(record.name, WHOLE, None, sketch, record.norm, torch.empty(0, dtype=torch.float64))
 
 
@@ -155,6 +155,6 @@ def _difference(tensor: JoinedTensor, reference: Projection) -> Difference:
         return difference(full, reference)
     sketch = tensor.read("sketch")
     if sketch is None:
-        raise NotRecorded(tensor.name, "neither in full nor as a sketch by every rank")
+        raise NotRecorded(f"{tensor.name} was recorded neither in full nor as a sketch by every rank")
     norm = tensor.norm
     return sketch_difference(sketch, float(sketch.norm()) if math.isnan(norm) else norm, None, reference)

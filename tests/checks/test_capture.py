@@ -14,7 +14,7 @@ import torch
 
 from checks.captures.capture import Capture, open_capture
 from checks.captures.records import Missing
-from checks.errors import CaptureError
+from checks.errors import CaptureError, NotRecorded
 from checks.material import Material
 from tests.checks.conftest import Editor, Recording
 from tests.checks.editing import Edit
@@ -147,6 +147,20 @@ def test_optional_parts_of_a_record_may_be_absent(copy: Edit) -> None:
     assert capture.micro_batches(1)[0].backward is None
 
 
+def test_a_model_or_optimizer_that_could_not_be_recorded_is_null_and_says_why_when_it_is_asked_for(copy: Edit) -> None:
+    copy.step().update(model=None, optimizer=None, rng=None)
+    note = {"rank": 0, "step": 1, "what": "optimizer", "why": "TypeError: no such group (optimizer.py:3)"}
+    copy.manifest["missing"] = [note, {"rank": 1, "step": 1, "what": "model", "why": "of another rank"}]
+    record = copy.save().step(1)
+    assert (record.recorded_model, record.recorded_optimizer, record.rng) == (None, None, {})
+    with pytest.raises(
+        NotRecorded, match=r"the model of step 1 was not recorded \(the manifest does not say why\); rec"
+    ):
+        _ = record.model
+    with pytest.raises(NotRecorded, match=r"the optimizer of step 1 was not recorded \(TypeError: no such group"):
+        _ = record.optimizer
+
+
 def test_a_directory_without_a_manifest_is_no_capture(tmp_path: Path) -> None:
     error = refused(tmp_path)
     assert str(error) == (
@@ -213,7 +227,8 @@ def test_a_manifest_without_a_field_is_refused_with_its_name(copy: Edit, change:
             lambda s, key=key: s.pop(key)
             for key in ("model", "scalars", "trainable", "frozen", "micro_batches", "clips", "optimizer")
         ),
-        lambda s: s.update(model=None),
+        lambda s: s.update(model=[]),
+        lambda s: s.update(optimizer=[]),
         lambda s: s["model"].pop("training"),
         lambda s: s["clips"][0].pop("max_norm"),
         lambda s: s["clips"][0].update(max_norm="much"),

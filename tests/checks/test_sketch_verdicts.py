@@ -154,3 +154,25 @@ def test_gradients_of_which_no_values_were_recorded_leave_their_checks_open(heal
         f"{first} was recorded neither in full nor as a sketch; record the capture again with `plumbline-capture run`"
     )
     assert not [verdict.sentence for verdict in verdicts.values() if verdict.status is Status.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("what", "left_open"),
+    [
+        ("optimizer", {"step.update", "step.schedule"}),
+        ("model", {"step.settings", "step.precision", "environment.settings", "environment.known_problems"}),
+    ],
+)
+def test_a_model_or_optimizer_that_could_not_be_recorded_leaves_open_what_needs_it(
+    healthy: Material, edit: Editor, what: str, left_open: set[str]
+) -> None:
+    editing = edit(healthy.capture)
+    for step in (1, 3):
+        editing.step(step)[what] = None
+    editing.manifest["missing"] = [{"rank": 0, "step": 1, "what": what, "why": "TypeError: odd (state.py:1)"}]
+    checks = [CHECKS[name] for name in (*JUDGED, *sorted(left_open), "step.frozen", "data.mask") if name in CHECKS]
+    verdicts = judge(checks, swap(healthy, editing.save()))
+    sentence = f"the {what} of step 1 was not recorded (TypeError: odd (state.py:1)); record the capture again with "
+    assert {name for name, verdict in verdicts.items() if verdict.sentence.startswith(sentence)} == left_open
+    assert {verdicts[name].status for name in left_open} == {Status.INCONCLUSIVE}
+    assert {verdict.status for name, verdict in verdicts.items() if name not in left_open} == {Status.PASS}

@@ -115,6 +115,18 @@ def test_a_file_that_is_not_the_recorded_one_makes_no_capture(
     assert push(client, headers, {"manifest.json": manifest(files=[recorded]), TENSORS: tensors}).status_code == 201
 
 
+def test_a_step_whose_model_and_optimizer_could_not_be_recorded_becomes_a_capture(
+    client: Client, user: User, headers: dict[str, str]
+) -> None:
+    step = {
+        "step": 1, "model": None, "scalars": {}, "trainable": [], "frozen": [], "micro_batches": [], "clips": [],
+        "optimizer": None, "rng": None,
+    }  # fmt: skip
+    files = {"manifest.json": manifest(ranks=[{"rank": 0, "steps": [step]}]), TENSORS: safetensors()}
+    response = push(client, headers, files)
+    assert (response.status_code, response.json()["steps"]) == (201, [1])
+
+
 def test_an_upload_in_pieces_becomes_a_capture(client: Client, user: User, headers: dict[str, str]) -> None:
     files = whole()
     upload = announce(client, headers, files).json()
