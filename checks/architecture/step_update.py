@@ -2,7 +2,8 @@
 
 Reference: AdamW (arXiv:1711.05101) or SGD in float64, element by element on the recorded samples, with clipping, the
 schedule's rate of that step, and weight decay on weights but not on norms or biases. Judged at every captured step
-with a rate above zero; the moments are judged too, since AdamW's own first update is blind to the gradients' scale.
+with a rate above zero, of every trained parameter that has a gradient; the moments are judged too, since AdamW's own
+first update is blind to the gradients' scale.
 Catches: wrong betas, eps, decay groups, schedule, clip threshold; parameters that no group holds; adapters that are
 not trained.
 Cannot see: wrong gradients (`step.gradients`), or what happens between the captured steps.
@@ -12,7 +13,7 @@ Cost: nothing beyond the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from checks.captures.blocks import kind_of
@@ -60,9 +61,10 @@ def judge(material: Material) -> Verdict:
             NAME, "the learning rate is 0 at every captured step; capture a step after warm-up (steps=…)"
         )
     verdicts = [_judge_step(material, capture, step) for step in steps]
-    failed = next((v for v in verdicts if v.status is not Status.PASS), None)
-    if failed is not None:
-        return failed
+    for status in (Status.FAIL, Status.INCONCLUSIVE):
+        decisive = next((v for v in verdicts if v.status is status), None)
+        if decisive is not None:
+            return decisive
     if material.spec.optimizer == "adamw" and steps[-1] < 3:
         return inconclusive(
             NAME,
@@ -102,6 +104,11 @@ def _judge_step(material: Material, capture: Capture, step: int) -> Verdict:
         "clip_factor": expected_clip_factor(spec, capture, step),
     }
     wrong = [m for m in measurements if not m.holds]
+    lacking = find_unrecorded(capture, step, recorded=updates)
+    if lacking and not mismatches and (not wrong or _lacks_norm(material, capture, step, lacking)):
+        evidence["unrecorded"] = list(lacking)
+        sentence = _describe_unrecorded(capture, step, lacking)
+        return inconclusive(NAME, sentence, measurements=measurements, detection_limits=limits, evidence=evidence)
     if not wrong and not mismatches:
         useless = [
             u.name for u in updates.values() if u.norm and (multiple + 1.0) * u.floor / u.norm > USEFUL_TENSOR_LIMIT
@@ -131,6 +138,35 @@ def find_untrained(material: Material, capture: Capture, step: int) -> tuple[str
     held = {name for group in record.optimizer.groups for name in group.parameters}
     wanted = material.expected_adapters if material.spec.lora else (*record.trainable, *record.frozen)
     return tuple(name for name in wanted if name not in held)
+
+
+def find_unrecorded(capture: Capture, step: int, *, recorded: Container[str]) -> tuple[str, ...]:
+    """Trained parameters that the optimizer stepped at this step, and whose update was not recorded whole.
+
+    One without a gradient, such as an expert that no token chose, is not stepped.
+    """
+    record, gradients = capture.step(step), capture.tensors(step, "gradient")
+    held = {name for group in record.optimizer.groups for name in group.parameters}
+    idle = {name for name in record.optimizer.without_gradient if name not in gradients}
+    return tuple(name for name in record.trainable if name in held - idle and name not in recorded)
+
+
+def _lacks_norm(material: Material, capture: Capture, step: int, lacking: Sequence[str]) -> bool:
+    """Whether all updates are replayed with a wrong clip factor, for a gradient is not there to be counted."""
+    gradients = capture.tensors(step, "gradient")
+    return material.spec.max_grad_norm > 0.0 and any(name not in gradients for name in lacking)
+
+
+def _describe_unrecorded(capture: Capture, step: int, lacking: Sequence[str]) -> str:
+    kinds = ("gradient", "parameter_before", "parameter_after")
+    first, trained = lacking[0], len(capture.step(step).trainable)
+    absent = [kind for kind in kinds if first not in capture.tensors(step, kind)] or ["sample"]
+    notes = [note.why for note in capture.step(step).missing]
+    why = f" ({notes[0]})" if notes else ""
+    return (
+        f"step {step}: the update of {len(lacking)} of {trained} trained parameters was not recorded{why}; the first "
+        f"is {first}, without {' and '.join(absent)}; record the capture again"
+    )
 
 
 def find_setting_mismatches(material: Material, capture: Capture, step: int) -> Iterator[SettingMismatch]:

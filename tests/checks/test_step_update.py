@@ -165,6 +165,57 @@ def test_a_step_without_parameters_on_both_sides_is_inconclusive(healthy: Materi
     assert step_update.judge(crashed).sentence == "the run left no capture to judge; see run.completes"
 
 
+@pytest.mark.parametrize("kinds", [("parameter_after",), ("parameter_before", "parameter_after"), ("gradient",)])
+def test_a_trained_parameter_whose_update_was_not_recorded_leaves_it_open(
+    healthy: Material, edit: Editor, kinds: tuple[str, ...]
+) -> None:
+    editing = edit(healthy.capture)
+    lost = editing.names("gradient")[14:]
+    for name in lost:
+        for kind in kinds:
+            editing.drop(kind, name)
+    verdict = judge(healthy, editing)
+    assert verdict.status is Status.INCONCLUSIVE
+    first = next(name for name in editing.step()["trainable"] if name in lost)
+    assert verdict.sentence == (
+        f"step 1: the update of 11 of 25 trained parameters was not recorded; the first is {first}, without "
+        f"{' and '.join(kinds)}; record the capture again"
+    )
+    assert sorted(verdict.evidence["unrecorded"]) == sorted(lost)
+
+
+def test_a_wrong_update_counts_though_others_were_not_recorded(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture).drop("parameter_after", NORM)
+    editing.change("parameter_after", OUTPUT, lambda after: 2.0 * after, step=3)
+    verdict = judge(healthy, editing)
+    assert (verdict.status, verdict.first_wrong) == (Status.FAIL, f"{OUTPUT} (step 3)")
+
+
+def test_a_parameter_without_samples_is_named_with_the_reason_that_the_recorder_gave(
+    healthy: Material, edit: Editor
+) -> None:
+    editing = edit(healthy.capture)
+    del editing.entry("parameter_after", NORM, step=3)["representations"]["sample"]
+    editing.manifest["missing"] = [{"rank": 0, "step": 3, "what": "update", "why": "OSError: no space"}]
+    verdict = judge(healthy, editing)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.sentence == (
+        "step 3: the update of 1 of 25 trained parameters was not recorded (OSError: no space); the first is "
+        f"{NORM}, without sample; record the capture again"
+    )
+
+
+def test_a_parameter_without_a_gradient_is_not_stepped_and_not_missed(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    for kind in ("gradient", "parameter_after", "parameter_before"):
+        editing.drop(kind, NORM, step=3)
+    editing.step(3)["optimizer"]["without_gradient"] = [NORM]
+    # the norm of the step's gradients is another one without it, and so is what is clipped
+    verdict = step_update._judge_step(healthy, editing.save(), 3)
+    assert "not recorded" not in verdict.sentence
+    assert "unrecorded" not in verdict.evidence
+
+
 def test_an_update_that_is_not_a_number_fails(healthy: Material, edit: Editor) -> None:
     nothing = torch.full((64,), float("nan"))
     assert judge(healthy, edit(healthy.capture).put("parameter_after", NORM, nothing)).status is Status.FAIL
