@@ -3,8 +3,8 @@
 Reference: the data set's samples, rendered and tokenised independently and cut to seq_len; the recorder prints the rows
 of every step, captured or not, and a row is found among the samples by its print. Of packed rows the documents are
 counted, where position ids tell them apart and their tokens are samples. Where the run is shorter than an epoch nothing
-may come twice in it, and the pass says how much of the epoch it saw. Over several ranks the last batches of an epoch
-may be filled up with its first rows.
+may come twice in it, and the pass says how much of the epoch it saw. Rows that the capture lacks leave it open. Over
+several ranks the last batches of an epoch may be filled up with its first rows.
 Catches: samples that are dropped (`titan-boundary-length-samples-dropped`) or come twice
 (`hf-resume-order-wrong-after-first-epoch`, `verl-resume-sampler-epoch-zero`), ranks that train on the same rows
 (`accelerate-shuffle-not-synced`, `swift-packing-cache-not-shared`), the same order in every epoch
@@ -24,6 +24,7 @@ from checks.captures.capture import Capture
 from checks.captures.row_prints import read_forwards
 from checks.check import Check, inconclusive
 from checks.errors import CaptureError
+from checks.lifecycle.unprinted_rows import find_unprinted
 from checks.material import Material
 from checks.parallel.joining import find_heads, find_sharing
 from checks.references.dataset import Dataset
@@ -57,13 +58,16 @@ def judge(material: Material) -> Verdict:
     lost_rows = [note.why for note in capture.missing if note.what == "rows"]
     if lost_rows:
         return inconclusive(NAME, f"not all rows were printed: {lost_rows[0]}")
-    spec = material.spec
+    spec, ranks = material.spec, capture.ranks
     if any("dp" in place for place in capture.mesh.values()):
-        heads = find_heads(find_sharing(capture, dp_size=spec.dp_size))
-        forwards = tuple(one for one in forwards if one.rank in heads)  # the others have the rows of one of these
+        ranks = find_heads(find_sharing(capture, dp_size=spec.dp_size))
+        forwards = tuple(one for one in forwards if one.rank in ranks)  # the others have the rows of one of these
     coverage = follow(forwards, dataset, packing=spec.packs, batch=spec.batch)
     if not coverage.due:
         return inconclusive(NAME, "truncation leaves no sample with a token to learn; raise seq_len")
+    unprinted = find_unprinted(capture, forwards, ranks=ranks, size=0 if spec.packs else coverage.size)
+    if unprinted is not None:
+        return inconclusive(NAME, f"{unprinted}, so that samples cannot be counted; record the capture again")
     what = "documents" if material.spec.packs else "rows"
     if coverage.unknown:
         sentence = f"{coverage.unknown} of {len(coverage.units)} {what} are no sample of the data set"

@@ -20,7 +20,9 @@ from checks.captures.row_prints import read_forwards
 from checks.errors import CaptureError
 from checks.faults import fault, was_in_force
 from checks.lifecycle import data_coverage, data_mask, data_template
+from checks.lifecycle.unprinted_rows import find_unprinted
 from checks.material import Material, RunOutcome
+from checks.references.dataset import read_dataset
 from checks.registry import CHECKS
 from checks.roles import Role
 from checks.spec import RunSpec
@@ -28,6 +30,7 @@ from checks.verdict import Pattern, Status, Verdict
 from tests.capture.running import PLAIN_LM, run_recorded
 from tests.checks.conftest import Recording
 from tests.checks.data_runs import Batch, batch_up, inject, make_material, make_spec, pack, tokenize_all, write_data
+from tests.checks.editing import Edit
 from workers.frameworks import adapter
 from workers.frameworks.interpreter import framework_python
 from workers.runner import run_framework
@@ -92,6 +95,75 @@ def test_a_run_shorter_than_an_epoch_says_how_much_it_saw(small: RunSpec, tmp_pa
         "samples that come twice in an epoch",
         "rows that two ranks share",
     ]
+
+
+def keep_rows(manifest: dict[str, Any], *, steps: set[int], asked: tuple[int, ...] = (1, 3), rank: int = 0) -> None:
+    """Leave the rows of some steps only, of a recorder that was asked for others."""
+    manifest["recorder"] = {"steps": list(asked)}
+    part = manifest["ranks"][rank]
+    part["rows"] = [entry for entry in part["rows"] if entry["step"] in steps]
+
+
+@pytest.mark.parametrize(
+    ("kept", "named"), [({1}, "steps 2 to 3"), ({1, 3}, "step 2"), ({2}, "step 1, step 3"), ({1, 2, 3}, None)]
+)
+def test_steps_without_rows_leave_it_open(small: RunSpec, tmp_path: Path, kept: set[int], named: str | None) -> None:
+    batches = make_batches(small, shuffle(1)[:6])
+    verdict = data_coverage.judge(make_material(small, batches, tmp_path, edit=lambda m: keep_rows(m, steps=kept)))
+    if named is None:
+        assert verdict.status is Status.PASS
+    else:
+        assert verdict.status is Status.INCONCLUSIVE
+        assert verdict.sentence == (
+            f"no rows of {named} were recorded, so that samples cannot be counted; record the capture again"
+        )
+
+
+def test_a_step_that_was_not_reached_is_not_missed(small: RunSpec, tmp_path: Path) -> None:
+    def end_early(manifest: dict[str, Any]) -> None:
+        keep_rows(manifest, steps={1, 2})
+        manifest["missing"] = [{"rank": 0, "step": 3, "what": "step", "why": "the command ended before"}]
+
+    material = make_material(small, make_batches(small, shuffle(1)[:6]), tmp_path, edit=end_early)
+    verdict = data_coverage.judge(material)
+    assert verdict.status is Status.PASS
+    assert "in the 4 rows of steps 1 to 2" in verdict.sentence
+
+
+def test_a_rank_without_its_rows_is_named(small: RunSpec, tmp_path: Path) -> None:
+    orders = [shuffle(1)[:4], shuffle(1)[4:8]]
+    verdict = judge_ranks(small, orders, tmp_path, edit=lambda m: keep_rows(m, steps={1}, asked=(1, 2), rank=1))
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.sentence.startswith("no rows of step 2 were recorded on rank 1, so that")
+    other = tmp_path / "other"
+    other.mkdir()
+    verdict = judge_ranks(small, orders, other, edit=lambda m: keep_rows(m, steps=set(), asked=(1,), rank=1))
+    assert verdict.sentence.startswith("no rows of step 1 were recorded on rank 1, so that")
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_micro_batch_without_its_rows_leaves_it_open(
+    recordings: dict[str, Recording], tmp_path: Path, step: int
+) -> None:
+    run = recordings["run"]
+    editing = Edit(open_capture(run.capture), tmp_path / "edited")
+    rows = editing.manifest["ranks"][0]["rows"]
+    rows.remove(next(entry for entry in rows if (entry["step"], entry["micro_batch"]) == (step, 1)))
+    outcome = RunOutcome("completed", 0, 1.0, None, editing.save(), None)
+    verdict = data_coverage.judge(Material(run.spec, outcome, dataset=read_dataset(run.spec), total_steps=3))
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.sentence.startswith(f"only the rows of 1 of 2 micro-batches of step {step} were recorded, so that")
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(recordings: dict[str, Recording]) -> None:
+    forwards = read_forwards(open_capture(recordings["run"].capture))
+    capture, rows = open_capture(recordings["run"].capture), sum(len(one.rows) for one in forwards)
+    short = [one for one in forwards if (one.step, one.micro_batch) != (2, 1)]
+    for size, expected in (
+        (rows + 100, "only the rows of 1 of 2 micro-batches of step 2 were recorded"),
+        (rows // 2, None),
+    ):
+        assert find_unprinted(capture, short, ranks=(0,), size=size) == expected
 
 
 def test_a_sample_that_is_never_seen_fails(small: RunSpec, tmp_path: Path) -> None:
