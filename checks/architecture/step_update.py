@@ -44,13 +44,16 @@ def judge(material: Material) -> Verdict:
     capture = material.capture
     if capture is None or not capture.steps:
         return inconclusive(NAME, material.why_not())
-    untrained = find_untrained(material, capture, capture.steps[0])
-    if untrained:
-        how = "frozen" if _is_frozen(capture, untrained[0]) else "in no optimizer group"
+    for step in capture.steps:
+        untrained = find_untrained(material, capture, step)
+        if not untrained:
+            continue
+        how = "frozen" if untrained[0] in capture.step(step).frozen else "in no optimizer group"
+        since = "" if step == capture.steps[0] else f" at step {step}"
         return Verdict(
             NAME,
             Status.FAIL,
-            f"{untrained[0]} is not trained: it is {how} ({len(untrained)} parameters in all)",
+            f"{untrained[0]} is not trained{since}: it is {how} ({len(untrained)} parameters in all)",
             pattern=Pattern.OBJECTIVE_SCALE if not material.spec.lora else Pattern.MODEL_DEFINITION,
             first_wrong=untrained[0],
             evidence={"untrained": list(untrained)},
@@ -130,14 +133,15 @@ def _judge_step(material: Material, capture: Capture, step: int) -> Verdict:
 
 
 def find_untrained(material: Material, capture: Capture, step: int) -> tuple[str, ...]:
-    """Parameters that the run spec trains and the optimizer does not hold.
+    """Parameters that the run spec trains and the optimizer does not hold, or that were frozen since the first step.
 
     With LoRA these are the adapters of every target module, else every parameter of the model.
     """
     record = capture.step(step)
     held = {name for group in record.optimizer.groups for name in group.parameters}
     wanted = material.expected_adapters if material.spec.lora else (*record.trainable, *record.frozen)
-    return tuple(name for name in wanted if name not in held)
+    since = set(capture.step(capture.steps[0]).trainable) & set(record.frozen)
+    return tuple(name for name in wanted if name not in held or name in since)
 
 
 def find_unrecorded(capture: Capture, step: int, *, recorded: Container[str]) -> tuple[str, ...]:
@@ -268,10 +272,6 @@ def _show(value: object) -> str:
 
 def _group_name(parameters: Sequence[str]) -> str:
     return f"the group of {parameters[0]}" if parameters else "an empty group"
-
-
-def _is_frozen(capture: Capture, name: str) -> bool:
-    return name in capture.step(capture.steps[0]).frozen
 
 
 CHECK = Check(NAME, "the update is what the optimizer's paper defines", __doc__ or "", judge)

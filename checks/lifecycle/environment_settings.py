@@ -3,7 +3,7 @@
 Reference: the run spec. Compared with what the framework's process held at each captured step: the precision of
 float32 matrix products (full, not TF32), the attention kernel, autocast, the dtypes of parameters, gradients and
 optimizer state (master weights and moments in float32 unless bfloat16 parameters were asked), gradient checkpointing,
-adapters, training mode, and the micro-batches of the first step.
+adapters, training mode, and the micro-batches of the first step with their rows.
 Catches: flags that are accepted and ignored (checkpointing that does not recompute, adapters that were not added,
 another attention), TF32 switched on by a library, moments kept in bfloat16 while float32 was asked, an autocast that
 is missing or of another dtype, an optimizer that steps after every micro-batch (`accelerate-sync-each-batch-steps`).
@@ -25,6 +25,7 @@ from checks.verdict import Measurement, Pattern, Status, Verdict
 
 NAME = "environment.settings"
 MICRO_BATCHES = "micro-batches of a step"
+ROWS = "rows of a micro-batch"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def judge(material: Material) -> Verdict:
 
 
 def _read_pattern(switch: Switch) -> Pattern:
-    if switch.name == MICRO_BATCHES:
+    if switch.name in (MICRO_BATCHES, ROWS):
         return Pattern.OBJECTIVE_SCALE
     precise = any(word in switch.name for word in ("products", "dtype", "autocast"))
     return Pattern.PRECISION if precise else Pattern.MODEL_DEFINITION
@@ -93,6 +94,8 @@ def _step(material: Material, capture: Capture, step: int) -> Iterator[Switch]:
     autocast = AUTOCAST[spec.precision]
     if step == 1 and _fills_a_step(material, len(record.micro_batches)):
         yield Switch(MICRO_BATCHES, step, str(spec.accumulation), str(len(record.micro_batches)))
+    if step == 1 and (rows := _count_rows(material, capture, step)):
+        yield Switch(ROWS, step, str(spec.batch), " and ".join(map(str, sorted(rows))))
     if model.attention is not None:
         yield Switch("attention", step, spec.attention, model.attention)
     yield Switch("autocast", step, str(autocast), str(model.autocast or None))
@@ -112,6 +115,21 @@ def _step(material: Material, capture: Capture, step: int) -> Iterator[Switch]:
     states = [record for record in _others(capture, step, "optimizer_state", kept) if record.field != "step"]
     if states:
         yield Switch("dtype of optimizer state", step, str(held), _dtypes(r.dtype for r in states))
+
+
+def _count_rows(material: Material, capture: Capture, step: int) -> set[int]:
+    """How many rows the micro-batches of a step have; none where that is no matter of the batch that was asked for.
+
+    Of pairs, groups and packed documents a batch has other numbers of rows, and the data may not fill a step.
+    """
+    spec, record = material.spec, capture.step(step)
+    if spec.objective != "sft" or spec.packs or "batch" in spec.unstated:
+        return set()
+    if len(record.micro_batches) != spec.accumulation or not _fills_a_step(material, len(record.micro_batches)):
+        return set()
+    batches = (capture.micro_batch_tensors(step, "batch", each.index) for each in record.micro_batches)
+    shapes = [each.global_shape for batch in batches for name, each in batch.items() if name.endswith("input_ids")]
+    return {shape[0] for shape in shapes if len(shape) == 2}
 
 
 def _fills_a_step(material: Material, found: int) -> bool:

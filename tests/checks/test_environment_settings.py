@@ -23,7 +23,7 @@ def judge(material: Material, edit: Editor, change: Callable[[Edit], object]) ->
 
 def test_every_switch_of_a_healthy_run_is_as_asked(healthy: Material) -> None:
     verdict = environment_settings.judge(healthy)
-    assert (verdict.status, verdict.sentence) == (Status.PASS, "10 switches are in force as asked")
+    assert (verdict.status, verdict.sentence) == (Status.PASS, "11 switches are in force as asked")
     assert {entry["status"] for entry in verdict.evidence["switches"]} == {"as asked"}
     assert {entry["step"] for entry in verdict.evidence["switches"]} == {None, 1, 3}
 
@@ -70,7 +70,7 @@ def test_what_was_asked_and_ignored_fails(healthy: Material, asked: str) -> None
 
 def test_a_capture_that_does_not_name_torchs_settings_is_judged_by_the_rest(healthy: Material, edit: Editor) -> None:
     verdict = judge(healthy, edit, lambda e: e.manifest["environment"].pop("torch"))
-    assert verdict.sentence == "9 switches are in force as asked"
+    assert verdict.sentence == "10 switches are in force as asked"
 
 
 def test_a_run_without_a_capture_is_inconclusive(healthy: Material) -> None:
@@ -94,6 +94,17 @@ def test_a_step_of_more_or_fewer_micro_batches_than_asked_fails(
     assert (verdict.status, verdict.pattern) == (Status.FAIL, Pattern.OBJECTIVE_SCALE)
     assert verdict.sentence == f"micro-batches of a step is {found}, asked 2"
     assert verdict.first_wrong == "micro-batches of a step"
+
+
+def test_other_rows_than_the_batch_that_was_asked_for_fail(healthy: Material) -> None:
+    """The healthy run has two rows a micro-batch."""
+    verdict = environment_settings.judge(replace(healthy, spec=replace(healthy.spec, batch=7)))
+    assert (verdict.status, verdict.first_wrong) == (Status.FAIL, "rows of a micro-batch")
+    assert verdict.sentence == "rows of a micro-batch is 2, asked 7"
+    assert verdict.pattern is Pattern.OBJECTIVE_SCALE
+    for changes in ({"batch": 7, "unstated": ("batch",)}, {"batch": 7, "padding_free": True}, {"batch": 10**6}):
+        material = replace(healthy, spec=replace(healthy.spec, **changes))
+        assert environment_settings.judge(material).status is Status.PASS, changes
 
 
 def test_a_step_that_the_data_do_not_fill_may_have_fewer_micro_batches(healthy: Material, edit: Editor) -> None:

@@ -161,6 +161,15 @@ def test_a_frozen_parameter_is_named(healthy: Material, edit: Editor) -> None:
     assert judge(healthy, editing).sentence == f"{NORM} is not trained: it is frozen (1 parameters in all)"
 
 
+def test_a_parameter_that_is_frozen_later_is_named_with_the_step(healthy: Material, edit: Editor) -> None:
+    editing = edit(healthy.capture)
+    editing.step(3)["trainable"].remove(NORM)
+    editing.step(3)["frozen"].append(NORM)
+    verdict = judge(healthy, editing)
+    assert verdict.sentence == f"{NORM} is not trained at step 3: it is frozen (1 parameters in all)"
+    assert verdict.status is Status.FAIL
+
+
 def test_an_adapter_that_no_group_holds_is_named(healthy: Material, edit: Editor) -> None:
     adapter = "model.layers.0.self_attn.q_proj.lora_A.weight"
     spec = replace(healthy.spec, lora=True)

@@ -284,12 +284,23 @@ def test_a_token_that_may_only_upload_submits_nothing(client: Client, user: User
 def test_replicas_are_judged_without_another_run() -> None:
     spec = RunSpec("plain", Path("m"), Path("d"), dp_size=2, sharding="ddp")
     asked_checks = ("parallel.replicas", "parallel.gradients", "data.mask", "step.loss")
-    plan = keep_asked_run(make_plan(spec, find_checks(asked_checks)))
+    plan = keep_asked_run(make_plan(spec, find_checks(asked_checks), pushed=True))
     assert [check.name for check in plan.judged] == ["data.mask", "parallel.replicas"]
     assert [(run.role, run.checks) for run in plan.runs] == [(roles.Role.RUN, ("data.mask", "parallel.replicas"))]
     reasons = {check.name: reason for check, reason in plan.skipped}
     assert reasons["parallel.gradients"] == "a pushed capture has no such run: framework run of one process"
     assert "the run is of 2 processes" in reasons["step.loss"]
+
+
+@pytest.mark.parametrize(("steps", "watched"), [(3, True), (20, False)])
+def test_what_reads_the_log_is_skipped_and_a_short_curve_is_read_from_the_capture(steps: int, watched: bool) -> None:
+    spec = RunSpec("plain", Path("m"), Path("d"), steps=steps)
+    asked_checks = ("step.schedule", "step.gradients", "convergence")
+    plan = keep_asked_run(make_plan(spec, find_checks(asked_checks), pushed=True))
+    curve = ["convergence.curve"] if watched else []
+    assert [check.name for check in plan.judged] == ["step.gradients", *curve]
+    reasons = {check.name: reason for check, reason in plan.skipped}
+    assert reasons["step.schedule"] == "reads the framework's log, which is no part of a capture"
 
 
 def record(directory: Path) -> Path:

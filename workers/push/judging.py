@@ -8,6 +8,7 @@ from checks.check import Check
 from checks.errors import BadRequest
 from checks.models import resolve_model
 from checks.parallel.scope import ALONE
+from checks.references.budget import CURVE_STEPS
 from checks.registry import find_checks
 from checks.roles import Role
 from checks.samples import read_preferences, read_samples, resolve_data
@@ -18,6 +19,12 @@ from workers.planner import Plan
 from workers.push.naming import check_framework
 from workers.request import ValidationRequest
 from workers.settings import parse_settings
+
+LOGGED = frozenset({"step.schedule", "convergence.health"})
+"""Checks of what the framework logged of every step."""
+
+CURVES = frozenset({"convergence.curve"})
+"""Checks that take the losses of a run of a few steps from its capture, of a longer one from its log."""
 
 
 def build_pushed_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check, ...]]:
@@ -45,13 +52,22 @@ def build_pushed_spec(request: ValidationRequest) -> tuple[RunSpec, tuple[Check,
 
 
 def keep_asked_run(plan: Plan) -> Plan:
-    """The plan without what takes a run beside the asked one: a capture from elsewhere has none, and gets none."""
-    judged = [check for check in plan.judged if set(check.roles) <= {Role.RUN} or check.name in ALONE]
-    others = [check for check in plan.judged if check not in judged]
-    skipped = [(check, f"a pushed capture has no such run: {_name_runs(check)}") for check in others]
+    """The plan without what takes a run beside the asked one, or its log: a capture from elsewhere has neither."""
+    judged, skipped = [], []
+    for check in plan.judged:
+        if not set(check.roles) <= {Role.RUN} and check.name not in ALONE:
+            skipped.append((check, f"a pushed capture has no such run: {_name_runs(check)}"))
+        elif check.name in LOGGED or (check.name in CURVES and _is_for_its_curve(plan)):
+            skipped.append((check, "reads the framework's log, which is no part of a capture"))
+        else:
+            judged.append(check)
     names = tuple(check.name for check in judged)
     runs = [replace(run, checks=names) for run in plan.runs if run.role is Role.RUN]
     return Plan(tuple(runs) if names else (), tuple(judged), (*plan.skipped, *skipped))
+
+
+def _is_for_its_curve(plan: Plan) -> bool:
+    return any(run.role is Role.RUN and run.spec.steps >= CURVE_STEPS for run in plan.runs)
 
 
 def _name_runs(check: Check) -> str:
