@@ -58,8 +58,9 @@ def compare_curve(
 ) -> Comparison:
     """Lay the framework's own log beside the reference's curve.
 
-    `recorded`: step → its loss as the capture has it, which stands in for what was not logged; steps that neither has
-    are unknown then.
+    `recorded`, of a short run: step → its loss as the capture has it, which stands in for what was not logged. Steps
+    that neither has are unknown then, and so are those from the first undecided choice of an expert or a key on: how
+    far chance takes a run that chooses otherwise shows in a long curve, not in two steps.
 
     Raises:
         NoCurve: a step's loss was not logged, and none stands in for it; or no more than the first is known.
@@ -67,9 +68,17 @@ def compare_curve(
     logged = {record.step: record.loss for record in capture.log if record.loss is not None}
     by_step = {**(recorded or {}), **logged}
     steps = range(1, len(trajectory.exact) + 1)
+    unlogged = next((step for step in steps if step not in by_step), None)
+    if unlogged is not None and (recorded is None or max(by_step, default=0) <= 1):
+        raise NoCurve("the framework logged no loss" + (f" of step {unlogged}" if by_step else ""))
+    undecided = trajectory.undecided
+    if recorded is not None and undecided is not None:
+        by_step = {step: loss for step, loss in by_step.items() if step < undecided}
+        if max(by_step, default=0) <= 1:
+            raise NoCurve(
+                f"the run's precision does not decide which experts or keys a token takes in step {undecided}"
+            )
     unknown = frozenset(step for step in steps if step not in by_step)
-    if unknown and (recorded is None or max(by_step, default=0) <= 1):
-        raise NoCurve("the framework logged no loss" + (f" of step {min(unknown)}" if by_step else ""))
     losses = tuple(by_step.get(step, math.nan) for step in steps)
     known = [trajectory.exact[step - 1] if step in unknown else losses[step - 1] for step in steps]
     return Comparison(losses, trajectory, leaves(known, trajectory.exact, trajectory.allowed), unknown)

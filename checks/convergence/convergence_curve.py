@@ -9,8 +9,9 @@ the learning rate that leaves the band, computed by training with it.
 This is the weakest level all the same: a curve is one number a step, an optimizer that normalises hides the scale of
 its gradients, and a wrong run may stay in the band. It is here because it watches what the exact checks do not: the
 gradients of every step but the first, and what becomes of the weights between two that are captured.
-Of fewer than 20 steps the curve is watched all the same, where the log, the data and the budget let it be; where they
-do not, or a check of single steps fails already, it is skipped.
+Of fewer than 20 steps the curve is watched all the same, where the log, the data and the budget let it be, and up to
+the first choice of an expert that the precision leaves open; else, or where a check of single steps fails already, it
+is skipped.
 Catches: updates that are lost or made twice in single steps, a schedule that is not the logged one, state that decays
 between steps, weights that something else overwrites (`verl-weight-sync-tied-to-cache-flag` in a trainer), a loss that
 is logged otherwise than it is trained (`hf-ga-mean-of-means`).

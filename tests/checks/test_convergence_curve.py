@@ -303,6 +303,22 @@ def test_what_a_short_run_did_not_log_is_taken_from_its_capture(healthy: Materia
     assert judge(only_first, edit, (), known).status is Status.SKIPPED
 
 
+def test_a_short_run_is_judged_up_to_the_first_choice_that_its_precision_leaves_open(
+    long: Material, healthy: Material, edit: Editor
+) -> None:
+    losses = (6.0, 5.5, 5.0 + 1e-3)
+    assert judge(healthy, edit, losses).first_wrong == "loss of step 3"
+    late = judge(healthy, edit, losses, replace(KNOWN, undecided=3))
+    assert (late.status, late.evidence["logged"]) == (Status.PASS, [6.0, 5.5, None])
+    assert judge(healthy, edit, (6.0, 5.6, 5.0), replace(KNOWN, undecided=3)).first_wrong == "loss of step 2"
+    early = judge(healthy, edit, losses, replace(KNOWN, undecided=2))
+    assert early.status is Status.SKIPPED
+    assert early.sentence.startswith(
+        "the run's precision does not decide which experts or keys a token takes in step 2;"
+    )
+    assert judge(long, edit, losses, replace(KNOWN, undecided=3)).first_wrong == "loss of step 3"
+
+
 def test_without_a_reference_the_reason_is_the_materials(long: Material, healthy: Material) -> None:
     why = "2 of 6 rows are no sample of the data set"
     verdict = convergence_curve.judge(replace(long, no_trajectory=why))
